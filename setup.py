@@ -1,8 +1,8 @@
-"""What pyproject.toml cannot say: compile the CPU kernels, with setuptools and a compiler alone.
+"""Build the CPU kernels, which pyproject.toml cannot express, using only setuptools and a compiler.
 
-They are plain C++ behind a C ABI, and find torch at run time: neither torch nor Python's headers are needed. Without a
-compiler, or when compiling fails, the installation goes on without them: every op stays right, and ``bitport doctor``
-says what is lost, and why.
+The kernels are plain C++ behind a C ABI and locate torch at run time, so neither torch nor the Python headers are
+needed to build them. If there is no compiler, or compilation fails, the installation continues without them: every op
+remains correct, and ``bitport doctor`` says what is lost and why.
 """
 
 import os
@@ -26,24 +26,28 @@ REASON = LIBRARY.with_suffix(".txt")  # why there is no library; pip shows nothi
 ARCHIVE = Path("bitport", "export", "libbitport_deploy.a")
 SOURCES = runpy.run_path(str(ROOT / "src" / "bitport" / "backends" / "sources.py"))
 OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"]
-"""Functions apart, so that an exported program takes along those that it can call."""
+"""Separate sections, so that an exported program links only the functions that it can call."""
 PATIENCE = 1800
-"""Seconds for one file. Some take half a minute, and many times that on a machine that is busy or emulated."""
+"""Seconds allowed per file. Some take half a minute, and many times that on a busy or emulated machine."""
 LINKED = ("calls", "weight", "ask")
-"""Of native/torch, what exported programs take along (ARCHIVE); the rest finds torch by name and registers with it."""
+"""The parts of native/torch that exported programs link (ARCHIVE); the rest looks torch up by name and registers with
+it."""
 
 
 def compilers() -> list[list[str]]:
-    """The one named in CXX and no other, or else those that exist."""
+    """Return the compiler named in CXX and no other, or else the usual ones that exist."""
     if named := os.environ.get("CXX", "").strip():
         return [[named] if shutil.which(named) else shlex.split(named)]
     return [[usual] for usual in ("c++", "g++", "clang++") if shutil.which(usual)]
 
 
 def compile_kernels(place: Path) -> str | None:
-    """Compile native/kernels, native/torch and native/shim into LIBRARY, and into ARCHIVE what is linked into exported
-    programs; the reason if that fails. Programs may run what was there: it stays until what replaces it is whole.
-    After a failure it goes, so that it cannot pass for this, unless it is of the same sources."""
+    """Compile native/kernels, native/torch and native/shim into LIBRARY, and the part that exported programs link into
+    ARCHIVE; return the reason if that fails.
+
+    Running programs may use the existing files, so these stay until their replacements are complete. After a failure
+    they are removed, so that they cannot pass for the new build, unless they were built from the same sources.
+    """
     sources = {folder: sorted((ROOT / "native" / folder).glob("*.cpp")) for folder in SOURCES["FOLDERS"]}
     if not all(sources.values()):
         put(None, place / ARCHIVE)
@@ -71,7 +75,7 @@ def compile_kernels(place: Path) -> str | None:
 
 
 def put(made: Path | None, target: Path) -> None:
-    """In place of what is there, at once: who has that open keeps it. None: nothing."""
+    """Replace ``target`` atomically, so that whoever has the old file open keeps it. With None, only remove it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if made is None:
         return target.unlink(missing_ok=True)
@@ -80,12 +84,12 @@ def put(made: Path | None, target: Path) -> None:
 
 
 def stamp() -> str:
-    """What a library says of itself by ``bitport_sources``."""
+    """The fingerprint of the sources that a library reports through ``bitport_sources``."""
     return SOURCES["fingerprint"](ROOT / "native")
 
 
 def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> tuple[Path, Path | None]:
-    """Every source compiled once, into the library and the archive; of that, none without ``ar``."""
+    """Compile every source once, into the library and the archive; the latter is None without ``ar``."""
     define = f'-DBITPORT_SOURCES="{stamp()}"'
 
     def run(*command: object) -> None:
@@ -117,14 +121,14 @@ class BuildWithKernels(build_py):
 
 
 class Compiled(Distribution):
-    """One that has libraries, so that they are installed where a platform's files go: auditwheel looks there alone."""
+    """A distribution with libraries, installed as platform-specific files: auditwheel looks only there."""
 
     def has_ext_modules(self) -> bool:
         return True
 
 
 class PlatformWheel(bdist_wheel):
-    """Any Python, one platform: the library knows nothing of Python."""
+    """A wheel for any Python on one platform: the library does not depend on Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

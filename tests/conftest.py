@@ -1,4 +1,4 @@
-"""What every test starts from: one thread, a fixed seed, and no trace of another test in bitport's tables."""
+"""Common setup of every test: one thread, a fixed seed, and registries that no other test has changed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bitport.ops import IMPLS
 from bitport.ops.select import FORCED, changed
 
 torch.set_num_threads(1)
-os.environ["BITPORT_CACHE"] = os.devnull  # what bitport tune measured on this machine decides no test
-plugins.load()  # so that the tables are complete when tests are collected from them
+os.environ["BITPORT_CACHE"] = os.devnull  # results of bitport tune on this machine must not affect tests
+plugins.load()  # so that the registries are complete when tests are collected from them
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,8 @@ def _seed() -> None:
 
 @pytest.fixture
 def own_tables() -> Iterator[None]:
-    """Kernels, layouts and forced kernels as they were, whatever the test registers. The lists are kept, since the
-    selectors hold on to them."""
+    """Restore kernels, layouts and forced kernels after the test. The lists are modified in place, since the selectors
+    hold references to them."""
     kernels = {key: list(impls) for key, impls in IMPLS.items()}
     known, forced = dict(layouts.LAYOUTS), dict(FORCED)
     yield

@@ -1,4 +1,4 @@
-"""A run killed at its writes to the disk, and resumed, against one that was not killed. For scripts: it forks."""
+"""Compare a run that is killed at its disk writes and resumed with one that is not killed. For scripts: it forks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WRITES = ("fsync", "replace", "open", "unlink", "mkdir")
 
 
 def check_kills(folder: Path, run: Callable[[Path], Any], places: int) -> None:
-    """``run(target)`` resumes what it finds there. It is killed once at each of so many random writes, and twice in one
-    run; every time the files must be those of a run that nobody disturbed."""
-    run(folder / "first")  # what it imports, those below need not
+    """Kill ``run(target)``, which resumes what it finds there, at each of ``places`` random writes, and twice in one
+    run. Every time, the resulting files must equal those of an undisturbed run."""
+    run(folder / "first")  # so that the forks below need not repeat its imports
     writes = _child(run, folder / "whole")
     expected = hashes(folder / "whole")
     assert writes is not None
@@ -33,7 +33,7 @@ def check_kills(folder: Path, run: Callable[[Path], Any], places: int) -> None:
 
 
 def _child(run: Callable[[Path], Any], target: Path, last: int | None = None) -> int | None:
-    """Runs in a process of its own, which kills itself at its last write to the disk; the number of writes it made."""
+    """Run in a child process that kills itself at its write number ``last``; return how many writes it made."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

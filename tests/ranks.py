@@ -1,8 +1,8 @@
-"""Checks that several processes run together, on loopback: one start for all checks of a module.
+"""Run checks in several processes over loopback, with one start for all checks of a module.
 
-A module of checks has functions ``check_*(mesh)``. Every process runs all of them in the order in which they stand, and
-waits after each until the others have finished it, too. A process in which one fails ends, and with it, at their next
-word to it, the others: processes that disagree about what comes next would wait for each other.
+A module of checks has functions ``check_*(mesh)``. Every process runs all of them in order of definition, and waits
+after each one until the others have finished it too. A process with a failed check exits, and the others then fail at
+their next communication with it: processes that disagree about what comes next would wait for each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from bitport import plugins
 
 SECONDS, LIMIT = 20, 120
-"""A collective that takes longer than the first fails; all checks of a module have the second."""
+"""Limit in seconds for one collective, and for all checks of a module together."""
 
 
 def names(module: str) -> list[str]:
@@ -35,8 +35,8 @@ def names(module: str) -> list[str]:
 
 
 def run(module: str, world: int, folder: Path | None = None) -> dict[str, str]:
-    """What each check of ``module`` led to with ``world`` processes: "" or what went wrong. ``folder``: where checks
-    find what others have left, and may leave something."""
+    """Return the result of each check of ``module`` in ``world`` processes: "" or what went wrong. ``folder``: the
+    working directory of the checks, where they find files from earlier runs and may leave their own."""
     with tempfile.TemporaryDirectory() as meeting:
         command = [sys.executable, "-m", "tests.ranks", module, str(world), meeting, str(folder or meeting)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "BITPORT_CACHE": os.devnull}
@@ -61,9 +61,9 @@ def run(module: str, world: int, folder: Path | None = None) -> dict[str, str]:
 
 
 def main(module: str, world: int, meeting: str, folder: str) -> None:
-    """Forks when everything is imported, which takes longer than the checks."""
+    """Fork only after everything is imported, since importing takes longer than the checks."""
     torch.set_num_threads(1)
-    for each in (module, "torch._dynamo"):  # that torch would import in every process
+    for each in (module, "torch._dynamo"):  # torch would otherwise import the latter in every process
         importlib.import_module(each)
     plugins.load()
     os.chdir(folder)
@@ -92,7 +92,7 @@ def outcome(module: str, name: str, mesh: DeviceMesh) -> str:
     torch.manual_seed(0)
     try:
         getattr(importlib.import_module(module), name)(mesh)
-    except BaseException:  # whatever it is (DCP's own is no Exception), the test is to hear of it
+    except BaseException:  # the test must hear of anything (DCP's own is no Exception)
         return f"process {dist.get_rank()}: {traceback.format_exc()}"
     return ""
 

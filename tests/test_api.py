@@ -28,7 +28,7 @@ from bitport.train import prepare_
 
 
 class Everything(nn.Module):
-    """One of each thing that can be quantized, and a tied head."""
+    """One module of each kind that can be quantized, and a tied head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_every_kind_of_layer_is_quantized_and_runs() -> None:
         "head.weight",
     }
     for now, then in zip(model(IDS), before, strict=True):
-        assert float(sqnr(then, now)) > 30  # 8 bits, 6.02 dB each, less crest factor and a chain of four layers
+        assert float(sqnr(then, now)) > 30  # 8 bits at 6.02 dB each, less crest factor and a chain of four layers
 
 
 @pytest.mark.parametrize("scheme", [name for name in PRESETS if not PRESETS[name].static])
@@ -114,7 +114,7 @@ TAKE_DEVICES = (bitport.quantize_, bitport.load, load_model, QuantizedLinear)
     ids=lambda each: getattr(each, "__name__", "") if callable(each) else "",
 )
 def test_type_checkers_let_through_what_is_taken(takes: Callable[..., Any], name: str, kinds: set[str]) -> None:
-    """The package is typed, so a form of a recipe that a signature leaves out is an error to its users."""
+    """The package is typed, so a form of recipe that a signature omits is a type error for users."""
     assert set(inspect.signature(takes).parameters[name].annotation.split(" | ")) == kinds
 
 
@@ -168,7 +168,7 @@ def test_report() -> None:
 
 
 def test_what_a_notebook_shows_is_a_table(tmp_path: Path) -> None:
-    """A cell that ended with quantize_ showed every field of every layer, one that ended with save every part."""
+    """A cell ending in quantize_ must not print every field of every layer, nor one ending in save every part."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))
     report = bitport.quantize_(model, "int8")
     for shown in (report, bitport.explain(model), bitport.Recipe.of("int8").resolve(find_targets(model))):
@@ -367,7 +367,7 @@ def test_dequantize(dtype: torch.dtype | None) -> None:
 
 
 def test_what_a_scheme_holds_exactly_survives_the_round_trip() -> None:
-    """Dequantized and quantized again: the same bits."""
+    """Dequantizing and quantizing again gives the same bits."""
     model = nn.Linear(64, 32)
     bitport.quantize_(model, "int8")
     first = model.weight.clone()
@@ -404,7 +404,7 @@ def test_a_nan_in_a_later_layer_changes_nothing() -> None:
 
 
 def test_a_table_indexed_by_a_tensor_is_looked_up() -> None:
-    """Some position embeddings write weight[ids] for F.embedding."""
+    """Some position embeddings use weight[ids] instead of F.embedding."""
     table = nn.Embedding(50, 32)
     bitport.quantize_(nn.ModuleDict({"table": table}), {"table": "int8"})
     ids = torch.tensor([[3, 7], [0, 49]])

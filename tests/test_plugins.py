@@ -1,4 +1,4 @@
-"""Backends are loaded once, whole or with an error, whoever asks first."""
+"""Backends are loaded once, either completely or with an error, no matter who asks first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bitport.ops import OPS, Impl, register_kernel
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Before anything is loaded, with one backend more: what loads it."""
+    """Return a function that offers one more backend, loaded by its argument, to a process where nothing is loaded."""
     plugins.load()
 
     def offered(load: Callable[[], object]) -> None:
@@ -34,7 +34,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], N
 
 @pytest.mark.usefixtures("own_tables")
 def test_a_broken_backend_fails_every_time(offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same error, though the kernels that it had registered are there."""
+    """With the same error each time, although the kernels that it registered are still there."""
 
     def broken() -> object:
         register_kernel(Impl("linear", "acme", "cpu", OPS["linear"].generic, lambda *args: "not yet"))
@@ -66,7 +66,7 @@ def test_a_backend_may_ask_while_it_is_loaded(offer: Callable[..., None]) -> Non
 
 @pytest.mark.parametrize("mode", [FakeTensorMode(), torch.device("meta")], ids=["fake tensors", "meta"])
 def test_modes_do_not_reach_backends(mode: AbstractContextManager[object], offer: Callable[..., None]) -> None:
-    """Their tables are made of numbers."""
+    """Backends build tables from numbers while they are loaded."""
     seen: list[float] = []
     offer(lambda: seen.append(torch.arange(4.0).sum().item()))
     with mode:
@@ -75,7 +75,7 @@ def test_modes_do_not_reach_backends(mode: AbstractContextManager[object], offer
 
 
 def test_another_thread_waits(offer: Callable[..., None]) -> None:
-    """It would choose layouts and kernels from half of the tables."""
+    """Otherwise it would choose layouts and kernels from incomplete registries."""
     seen: list[tuple[str, ...]] = []
     other = threading.Thread(target=lambda: seen.append(plugins.load()))
 
@@ -121,7 +121,7 @@ def test_a_name_that_two_backends_have(
 
 
 def test_one_package_found_twice_is_one_backend(offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder may stand in sys.path under two names."""
+    """A folder may be in sys.path under two names."""
     offer(lambda: None)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry("acme", "acme.backend")] * 2)
     assert plugins.load() == (*plugins.IN_TREE, "acme")

@@ -1,4 +1,4 @@
-"""bitport in several threads at once, from the first call on."""
+"""Using bitport from several threads at once, from the first call on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOOKED_FOR = ("torch.distributed.tensor", "torch.distributed.fsdp", "torch.utils
 
 @pytest.mark.parametrize("name", LOOKED_FOR)
 def test_a_module_that_another_thread_is_importing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there, and has nothing in it yet."""
+    """It is in sys.modules, but still empty."""
     for each in LOOKED_FOR:  # torch imports one from the other
         importlib.import_module(each)
     model, x = nn.Linear(96, 64), torch.randn(3, 96)

@@ -1,6 +1,6 @@
-"""Traps that other libraries fell into, each as one test: it must work, or be refused at once with the reason.
+"""Failures of other libraries, one test each: the case must work here, or be refused at once with the reason.
 
-The numbers are those of public issue reports.
+The docstrings say what went wrong there; the numbers are those of public issue reports.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bitport.schemes import PRESETS
 
 INT4 = Matrix("int4", 48, 256, 1, 128), Quantized(torch.zeros(48, 128, dtype=torch.uint8), torch.ones(48, 2).bfloat16())
 HOLD_INT4 = [name for name, layout in LAYOUTS.items() if layout.refuses(*INT4) is None]
-"""Layouts of groups of int4 with bfloat16 scales."""
+"""Layouts that can hold int4 in groups with bfloat16 scales."""
 DYNAMIC = [name for name in PRESETS if not PRESETS[name].static]
 
 
@@ -43,7 +43,7 @@ def layer(scheme: str = "int4-g32", n: int = 64, k: int = 96) -> nn.Linear:
 
 
 class Tiles(TilePacked):
-    """The tensor-core layout on a device that this machine has."""
+    """The tensor-core layout, on a device that every machine has."""
 
     devices = ("cpu",)
 
@@ -55,7 +55,7 @@ class Tiles(TilePacked):
 @pytest.mark.usefixtures("own_tables")
 @pytest.mark.parametrize("source", HOLD_INT4)
 def test_packed_bits_are_never_moved_as_they_are(source: str) -> None:
-    """pytorch/ao 1117: a tensor packed for one device was moved byte for byte, and gave nonsense on the next."""
+    """pytorch/ao 1117: a tensor packed for one device was moved byte for byte, which gave garbage on the next."""
     plain = nn.Linear(256, 48).bfloat16()
     bitport.quantize_(plain, "int4")
     value, x = plain.weight.dequantize(), torch.randn(3, 256).bfloat16()
@@ -80,7 +80,7 @@ def test_packed_bits_are_never_moved_as_they_are(source: str) -> None:
 
 @pytest.mark.parametrize("source", HOLD_INT4)
 def test_a_packed_tensor_leaves_its_device_in_the_canonical_form(source: str) -> None:
-    """Tensors packed for one generation of a device carried no mark of it (ntile 8 and 16, one shape)."""
+    """Tensors packed for one device generation were not marked as such (ntile 8 and 16 have the same shape)."""
     plain = nn.Linear(256, 48).bfloat16()
     bitport.quantize_(plain, "int4")
     there = plain.weight.to_layout(source).to("meta")
@@ -100,7 +100,7 @@ def test_load_with_map_location() -> None:
 
 @pytest.mark.parametrize("scheme", DYNAMIC)
 def test_every_scheme_runs_on_a_plain_cpu(scheme: str) -> None:
-    """15 of 25 configurations failed there, some only at the first forward."""
+    """15 of 25 configurations failed on a CPU, some only at the first forward."""
     model = nn.Sequential(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 32)).bfloat16()
     bitport.quantize_(model, scheme)
     assert model(torch.randn(3, 96).bfloat16()).isfinite().all()
@@ -108,7 +108,7 @@ def test_every_scheme_runs_on_a_plain_cpu(scheme: str) -> None:
 
 
 def test_an_int4_weight_can_be_dequantized_in_every_layout() -> None:
-    """None of four packing formats could."""
+    """None of four packing formats could be dequantized."""
     model = nn.Linear(256, 48).bfloat16()
     bitport.quantize_(model, "int4")
     for name in HOLD_INT4:
@@ -116,7 +116,7 @@ def test_an_int4_weight_can_be_dequantized_in_every_layout() -> None:
 
 
 def test_cpu_offload() -> None:
-    """diffusers, 3632: parameters were swapped by .data on every forward."""
+    """diffusers 3632: parameters were swapped through .data on every forward."""
     model = layer()
     kept, x = model.weight.data, torch.randn(3, 96)
     y = model(x)
@@ -131,7 +131,7 @@ def test_cpu_offload() -> None:
 
 @pytest.mark.parametrize("cast", ["half", "bfloat16", "float"])
 def test_a_cast_reaches_quantized_weights(cast: str) -> None:
-    """half() left the dtype of quantized weights as it was, while the bias changed."""
+    """half() changed the dtype of the bias, but not that of quantized weights."""
     model = nn.Sequential(layer(), nn.LayerNorm(64), layer("int8-dyn", 32, 64))
     getattr(model, cast)()
     dtype = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32}[cast]
@@ -185,7 +185,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("recipe", ["int8", {"*": "int8"}], ids=["name", "rule"])
 def test_tied_weights_are_never_untied(recipe: Any) -> None:
-    """An int8 head was made beside the float embedding: the model grew."""
+    """An int8 head was added next to the float embedding, so the model grew."""
     model = Tied()
     report = bitport.quantize_(model, recipe)
     assert model.embed.weight is model.head.weight
@@ -195,7 +195,7 @@ def test_tied_weights_are_never_untied(recipe: Any) -> None:
 
 
 def test_quantizing_twice_is_told_and_harmless() -> None:
-    """It failed deep inside aten.view."""
+    """The second call failed deep inside aten.view."""
     model = layer()
     before = model.weight.clone()
     report = bitport.quantize_(model, "int8")
@@ -234,7 +234,7 @@ def test_a_quantized_embedding_runs() -> None:
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_multihead_attention_is_quantized_and_runs(mode: str) -> None:
-    """It was passed over in silence; its fused path in eval mode reads the raw weight."""
+    """It was silently skipped; in eval mode its fused path reads the raw weight."""
     attention = nn.MultiheadAttention(64, 4, batch_first=True)
     x, y = torch.randn(2, 5, 64), torch.randn(2, 7, 64)
     getattr(attention, mode)()
@@ -249,7 +249,7 @@ def test_multihead_attention_is_quantized_and_runs(mode: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8", "int8-dyn"])
 def test_attention_with_keys_of_another_size(scheme: str) -> None:
-    """Its three matrices stayed float: of a module of unknown type."""
+    """Its three matrices stayed float, reported as a module of unknown type."""
     attention = nn.MultiheadAttention(64, 4, kdim=48, vdim=32, batch_first=True).eval()
     x, keys, values = torch.randn(2, 5, 64), torch.randn(2, 7, 48), torch.randn(2, 7, 32)
     assert not bitport.quantize_(attention, scheme).skipped
@@ -271,7 +271,7 @@ def test_transformer_encoders_run_their_slow_path() -> None:
 
 @pytest.mark.parametrize("k", [100, 127, 129, 1])
 def test_a_size_that_the_group_does_not_divide_is_not_skipped(k: int) -> None:
-    """executorch 22044, torchchat 1362: such layers stayed float with a line in a log."""
+    """executorch 22044, torchchat 1362: such layers stayed float, with only a log message."""
     model = nn.Linear(k, 16)
     report = bitport.quantize_(model, "int4")
     assert [layer.scheme for layer in report.layers] == ["int4"]
@@ -297,7 +297,8 @@ def test_what_cannot_be_quantized_is_reported(module: nn.Module) -> None:
 
 
 def test_weight_norm_of_a_quantized_weight_is_refused_at_once() -> None:
-    """torch goes on after a NotImplementedError in right_inverse: _WeightNorm.forward() missing 'weight_v'."""
+    """After a NotImplementedError in right_inverse torch goes on, and fails with: _WeightNorm.forward() missing
+    'weight_v'."""
     quantized = layer()
     before = quantized.weight
     with pytest.raises(ArgumentError, match=r"dequantize_\(model\) first"):
@@ -387,7 +388,7 @@ HEAVY = (
 
 
 def test_import_is_light() -> None:
-    """torchao pulled 77 modules with inductor and DTensor, and a second."""
+    """torchao imported 77 modules, including inductor and DTensor, and took a second."""
     code = f"""
 import sys, torch
 before = set(sys.modules)
@@ -418,7 +419,7 @@ def test_quantizing_touches_no_accelerator() -> None:
 
 
 def test_what_cannot_run_is_refused_when_quantizing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """mxfp8 and int4 were quantized, and failed at the first forward."""
+    """mxfp8 and int4 were quantized without an error, and failed at the first forward."""
     from bitport.errors import DeviceError
     from bitport.ops import device
 
@@ -433,7 +434,7 @@ def test_what_cannot_run_is_refused_when_quantizing(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_forward_looks_at_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ao 4872: a repr on every call copied a tensor from the device, and broke CUDA graphs."""
+    """ao 4872: a repr on every call copied a tensor from the device, which broke CUDA graphs."""
     models = [layer(scheme) for scheme in ("int4-g32", "int8", "int8-dyn", "fp8-row", "mxfp4", "nvfp4")]
     x = torch.randn(3, 96)
     for model in models:

@@ -1,6 +1,6 @@
-"""The page docs/cli.md: every verb of ``bitport`` with its options, as argparse knows them. ``make reference``.
+"""Generate docs/cli.md: every verb of ``bitport`` with its options, as argparse knows them. Run by ``make reference``.
 
-Argparse's own text differs from one Python to the next, so the page is made of what it was told.
+argparse's own help text differs between Python versions, so the page is built from the parser's actions instead.
 """
 
 from __future__ import annotations

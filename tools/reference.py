@@ -1,7 +1,7 @@
-"""Write docs/reference.md, every public name with its signature and docstring, and docs/cli.md. ``make reference``.
+"""Write docs/reference.md (every public name with its signature and docstring) and docs/cli.md: ``make reference``.
 
-The pages are what users may rely on: a test compares them with the code (``--check``), so that a change of a name or a
-signature is seen.
+Users may rely on what these pages list. A test compares them with the code (``--check``), so that no change to a name
+or a signature goes unnoticed.
 """
 
 from __future__ import annotations

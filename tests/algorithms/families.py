@@ -1,4 +1,4 @@
-"""Tiny random models of the kinds people have, and what they run on."""
+"""Tiny random models of the common families, and inputs for them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def model_of(name: str) -> nn.Module:
-    """In float32; its norms and biases are no ones and zeros."""
+    """A model in float32 whose norms and biases differ from ones and zeros."""
     config, fields = CONFIGS[name]
     kinds = {"bert": transformers.AutoModel, "whisper": transformers.AutoModelForSpeechSeq2Seq}
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def model_of(name: str) -> nn.Module:
             if param.dim() == 1:
                 param.add_(torch.randn_like(param) * 0.2)
             else:
-                param.mul_(4)  # far enough from zero that a GELU is no straight line
+                param.mul_(4)  # far enough from zero that a GELU is not linear
     return model.float().eval()
 
 
@@ -99,7 +99,7 @@ def output(model: nn.Module, name: str) -> torch.Tensor:
 
 
 def calls_of(model: nn.Module, name: str) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """What each block is called with: (its name, arguments, keywords)."""
+    """Return the (name, arguments, keywords) of each call of a block."""
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def note(block: str) -> Any:
@@ -117,8 +117,8 @@ def calls_of(model: nn.Module, name: str) -> list[tuple[str, tuple[Any, ...], di
 
 
 def plant_outliers(model: nn.Module, name: str, size: float = 40.0) -> None:
-    """Three channels of what goes into each product become large, and the columns of weights there as small: the model
-    computes what it did."""
+    """Scale up three channels of the input of each product, and scale down the matching weight columns: the model
+    computes the same as before."""
     for block, args, kwargs in calls_of(model, name):
         module = model.get_submodule(block)
         pairs, _ = find_pairs(Trial(module, [Call(args, kwargs)]), shared_parameters(model, block))

@@ -1,4 +1,4 @@
-"""AWQ: its error is that of the outputs, its scales help where inputs are uneven, and models keep what they compute."""
+"""AWQ: its error is that of the outputs, its scales help on uneven inputs, and models compute the same as before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMES = ("int3-g32", "int4", "int4-channel", "nvfp4", "mxfp4", "fp8-block", "n
 
 
 def uneven(k: int = 150) -> Tensor:
-    """A few channels of the input are large."""
+    """Inputs with a few large channels."""
     x = inputs(k)
     x[:, ::29] *= 30
     return x
@@ -40,8 +40,8 @@ def factor(w: Tensor, x: Tensor, scheme: str, channels: Tensor | None = None) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_error_is_that_of_the_outputs(scheme: str, dtype: torch.dtype) -> None:
-    """Against float64, of what is stored: the scaled weight, rounded, with inputs divided. The gram matrix is a float32
-    sum of 400 products."""
+    """Against float64, for what is stored: the scaled weight, rounded, with inputs divided. The Gram matrix is a
+    float32 sum of 400 products."""
     w, x = weight(dtype=dtype), uneven()
     found = search([factor(w, x, scheme)], (150,))
     for scale, error in ((found.scale, found.error), (torch.ones(150), found.error_plain)):
@@ -60,7 +60,7 @@ def test_large_inputs_are_kept_precise(scheme: str) -> None:
 @pytest.mark.parametrize("steps", [2, 10, 20, 50])
 @pytest.mark.parametrize("scheme", ["int3-g32", "int4-channel", "mxfp4"])
 def test_the_next_steps_of_alpha_are_no_better(scheme: str, steps: int) -> None:
-    """Though most of the steps are never tried."""
+    """Although most steps are never tried."""
     factors = [factor(weight(), uneven(), scheme)]
     found, (x, w) = search(factors, (150,), steps), sizes(factors, (150,))
     for by_weights in (0.0, 1.0):
@@ -113,7 +113,7 @@ def test_channels_without_input_keep_their_scale() -> None:
 
 
 class Step(nn.Module):
-    """A norm, a layer that it feeds, and behind a GELU one that nothing can feed a scale to."""
+    """A norm, a layer that it feeds, and one after a GELU, into which no scale can be folded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,14 +160,14 @@ def test_scales_go_into_the_norm_or_are_multiplied_in(model: Unequal) -> None:
     assert first.get_parameter("up.weight").pre_scale is None  # type: ignore[attr-defined]
     assert first.get_parameter("down.weight").pre_scale is not None  # type: ignore[attr-defined]
     assert not torch.equal(first.get_parameter("norm.weight"), model.get_parameter("layers.0.norm.weight"))
-    for layer in report.quantized:  # against rounding to nearest, in the outputs of the layer as it was
+    for layer in report.quantized:  # compared with rounding to nearest, in the outputs of the original layer
         assert layer.output_sqnr is not None
         assert layer.output_sqnr_rtn is not None
         assert layer.output_sqnr > layer.output_sqnr_rtn
 
 
 def test_scales_at_run_time_are_saved(model: Unequal, tmp_path: Path) -> None:
-    """And the value of such a weight is that of the weight as it was: both forms compute the same in float32."""
+    """The value of such a weight is that of the original weight: both forms compute the same in float32."""
     other, x = copy.deepcopy(model), torch.randn(9, 64)
     bitport.quantize_(other, "int4-channel", algorithm="awq", calibrate=DATA)
     bitport.save(other, tmp_path)
@@ -185,7 +185,7 @@ def test_a_scale_at_run_time_must_be_worth_it(model: Unequal) -> None:
 
 
 def test_what_is_not_quantized_computes_what_it_did(model: Unequal) -> None:
-    """The other weights fed by a norm follow its scale: quantizing one layer to eight bits changes little."""
+    """The other weights fed by a norm absorb its scale: quantizing one layer to eight bits changes little."""
     mixtral = model_of("mixtral")
     before = output(mixtral, "mixtral")
     report = bitport.quantize_(
@@ -197,7 +197,7 @@ def test_what_is_not_quantized_computes_what_it_did(model: Unequal) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "phi3", "gpt2", "bert", "whisper", "mixtral", "gpt-oss"])
 def test_every_family_is_nearer_than_rounded_to_nearest(name: str) -> None:
-    """With some channels of every norm made large, as they are in trained models."""
+    """Some channels of every norm are made large, as in trained models."""
     model = model_of(name)
     with torch.no_grad():
         for key, param in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Clipping search against all its ranges, tried one by one in float64."""
+"""The clipping search against an exhaustive search over its ranges in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_no_block_gets_worse(scheme: str, dtype: torch.dtype) -> None:
         to_blocks((w.double() - value(parts, scheme, *w.shape)).square(), fmt.block).sum((-3, -1))
         for parts in (Clip().solve(w, fmt), quantize(w, fmt))
     ]
-    assert bool((errors[0] <= errors[1] * (1 + 2.0**-18)).all())  # sums of 2^14 float32 squares at most, by halves
+    assert bool((errors[0] <= errors[1] * (1 + 2.0**-18)).all())  # pairwise sums of at most 2^14 float32 squares
     if scheme.startswith(("int2", "int3", "int4")):
         assert float(errors[0].sum()) < 0.98 * float(errors[1].sum())
 
@@ -42,7 +42,7 @@ def test_the_best_of_all_ranges_is_taken() -> None:
 
 
 def test_what_matters_is_weighed() -> None:
-    """An outlier in a column that counts for nothing is given up; one that counts for all is kept."""
+    """An outlier in a column of no importance is clipped; one in a column that dominates is kept."""
     w, fmt = torch.linspace(-1, 1, 32).repeat(4, 1), preset("int3-channel-sym").weight
     w[:, 7] = 3.0
     for at, count in ((7, 0.0), (7, 1e4)):

@@ -1,4 +1,4 @@
-"""Algorithms give the same numbers whatever torch.set_default_dtype and torch.set_default_device say."""
+"""Algorithms give the same numbers whatever the default dtype and device of torch are."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MADE: dict[str, Callable[[], list[Tensor]]] = {
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16, "meta"], ids=str)
 def default(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
-    """Sets it; ``meta`` stands for any device that the model is not on."""
+    """A function that sets the default; ``meta`` stands for any device that the model is not on."""
     by_dtype = isinstance(request.param, torch.dtype)
     yield lambda: (torch.set_default_dtype if by_dtype else torch.set_default_device)(request.param)
     torch.set_default_dtype(torch.float32)
@@ -58,8 +58,8 @@ def default(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
 
 @pytest.mark.parametrize("how", MADE)
 def test_a_default_does_not_matter(how: str, default: Callable[[], None]) -> None:
-    """Only "static" and "mixed" did not end in an error under another dtype, only "gptq" and "signround" under another
-    device."""
+    """A default that is not respected shows as an error: in all but "static" and "mixed" for another dtype, and in all
+    but "gptq" and "signround" for another device."""
     wanted = MADE[how]()
     default()
     for mine, theirs in zip(MADE[how](), wanted, strict=True):

@@ -1,4 +1,4 @@
-"""GPTQ: against a float64 copy that goes one column at a time, and against what must hold of any optimum."""
+"""GPTQ: against a float64 copy that processes one column at a time, and against properties of any optimum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .weights import DTYPES, SCHEMES, inputs, output_error, seen, value, weight
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_outputs_are_nearer_than_those_of_plain_rounding(scheme: str, dtype: torch.dtype) -> None:
-    """No row is further, since rows that would be are rounded plainly; all together are much nearer."""
+    """No row is worse, since rows that would be are rounded to nearest; all rows together are much better."""
     w, x, fmt = weight(dtype=dtype), inputs(), preset(scheme).weight
     ours, plain = (
         output_error(w, value(parts, scheme, *w.shape), x)
@@ -36,7 +36,7 @@ def test_outputs_are_nearer_than_those_of_plain_rounding(scheme: str, dtype: tor
 
 @pytest.mark.parametrize("scheme", ["int3-g32", "nf4", "nvfp4", "int4-b8x16-sym"])
 def test_small_layers_are_not_further_than_by_plain_rounding(scheme: str) -> None:
-    """Ranges that are better for each column by itself are worse together in some of these."""
+    """In some of these, ranges that are better for each column on its own are worse together."""
     fmt = preset(scheme).weight
     for at in range(35):
         n, k = (1, 2, 9)[at % 3], (8, 33)[at % 2]
@@ -52,7 +52,7 @@ def test_small_layers_are_not_further_than_by_plain_rounding(scheme: str) -> Non
 @pytest.mark.parametrize("clip", [False, True], ids=["widest range", "searched range"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_inputs_that_are_not_correlated_give_plain_rounding(scheme: str, clip: bool) -> None:
-    """With a diagonal Hessian the output's error is a sum over columns, and the nearest number is best for each."""
+    """With a diagonal Hessian the output error is a sum over columns, and rounding to nearest is best for each."""
     w, fmt = weight(), preset(scheme).weight
     x = torch.diag(torch.rand(w.shape[1]) + 0.1)
     parts = GPTQ(clip=clip).solve(w, fmt, seen(x))
@@ -62,14 +62,14 @@ def test_inputs_that_are_not_correlated_give_plain_rounding(scheme: str, clip: b
 @pytest.mark.parametrize("by", [GPTQ, functools.partial(SignRound, 20)], ids=["gptq", "signround"])
 @pytest.mark.parametrize(("scheme", "counts"), [("int2-g32", True), ("int3-g32", False), ("mxfp4", False)])
 def test_what_channels_have_in_common_counts_less_for_two_bits(by: Any, scheme: str, counts: bool) -> None:
-    """And a little of it still counts: the codes are not those of uncorrelated inputs."""
+    """A little of it still counts: the codes are not those of uncorrelated inputs."""
     w, x, fmt = weight(), inputs(), preset(scheme).weight
     found, less = seen(x), seen(x)
     less.gram.diagonal().mul_(5)
     ours, raw, apart = (
         by(coarse=coarse).solve(w, fmt, given) for coarse, given in ((4.0, found), (0.0, found), (0.0, less))
     )
-    if by is GPTQ:  # the other has a start of its own
+    if by is GPTQ:  # the other has a starting point of its own
         assert torch.equal(ours.data, (apart if counts else raw).data)
     assert torch.equal(ours.data, raw.data) is not counts
 
@@ -83,8 +83,8 @@ def test_damping_may_be_as_large_as_the_mean_or_larger(damping: float) -> None:
 @pytest.mark.parametrize("block", [1, 7, 150, 1000])
 @pytest.mark.parametrize("sort", [False, True], ids=["as they lie", "sorted"])
 def test_codes_are_those_of_one_column_at_a_time(block: int, sort: bool) -> None:
-    """In float64, with the inverse of what is left made anew for each column. A code may differ where the float32 sums
-    end on the other side of a boundary; then the error is as good."""
+    """In float64, inverting the remaining Hessian for each column. A code may differ where the float32 sums fall on the
+    other side of a rounding boundary; then the error is equally good."""
     w, x, fmt = weight(), inputs(), preset("int4-channel").weight
     params = Params(*choose_qparams(w, fmt))
     hessian = seen(x).gram

@@ -1,4 +1,4 @@
-"""HQQ: its loss falls, block by block, and its steps are what they say."""
+"""HQQ: its loss decreases for every block, and its steps match their definition."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_loss_falls(scheme: str) -> None:
 
 
 def sums(target: Tensor, codes: Tensor, old: Params) -> Sums:
-    """Of blocks that are rows; ``target`` in units of the old scale."""
+    """Sums for blocks that are rows; ``target`` is in units of the old scale."""
     values = codes.float() - (8 if old.zero is None else old.zero.float())
     pull = target - values
     ones = torch.full((len(codes), 1), float(codes.shape[-1]))
@@ -50,7 +50,7 @@ def sums(target: Tensor, codes: Tensor, old: Params) -> Sums:
 
 @pytest.mark.parametrize("zero", [False, True], ids=["symmetric", "float zero"])
 def test_codes_made_from_a_grid_give_the_grid_back(zero: bool) -> None:
-    """Least squares against the codes of numbers that lie on a grid finds it, whatever scale it starts from."""
+    """Least squares recovers the grid from its codes, whatever scale it starts from."""
     fmt = preset("int4-channel-fzero" if zero else "int4-channel-sym").weight
     codes = torch.randint(0, 16, (3, 64), dtype=torch.uint8)
     scale, offset = torch.tensor([[0.5], [0.9], [2.0]]), torch.tensor([[7.25], [3.0], [12.5]])
@@ -85,7 +85,7 @@ def test_small_errors_are_followed_and_outliers_let_go() -> None:
 
 
 def test_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks know nothing of each other, so where a matrix is cut leaves no trace, nor that it is one of a batch."""
+    """Blocks are independent, so neither cutting a matrix into pieces nor batching it changes the result."""
     fmt, w = preset("int3-g32").weight, weight()
     whole = HQQ().solve(w, fmt)
     monkeypatch.setattr(pieces, "PIECE", 5 * w.shape[1])

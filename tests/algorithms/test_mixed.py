@@ -1,4 +1,4 @@
-"""Mixed bits: the choice against brute force, the costs against what they say, the recipe on whole models."""
+"""Mixed bits: the choice against brute force, the costs against their definition, the recipe on whole models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_best_of_all_choices(seed: int, unit: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_coarse_unit_keeps_the_budget_and_is_as_good_as_a_little_less(seed: int) -> None:
-    """With s states a unit is at most budget / s + 1, and rounding up costs less than one for each weight."""
+    """With s states a unit is at most budget / s + 1, and rounding up costs less than one unit for each weight."""
     options, budget = problem(seed, 997)
     nbytes, error = totals(options, choose(options, budget, states=64))
     assert nbytes <= budget
@@ -60,7 +60,7 @@ def test_a_coarse_unit_keeps_the_budget_and_is_as_good_as_a_little_less(seed: in
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])
 def test_an_option_whose_outputs_are_no_numbers_comes_last(error: float) -> None:
-    """As of a model in float16 that overflows. It never takes more than the budget."""
+    """Such as a float16 model that overflows. The budget is never exceeded."""
     broken, whole = [Option(1, error), Option(2, 0.1)], [Option(1, 0.5), Option(2, 0.1)]
     assert choose([broken, whole], 4) == [1, 1]
     assert choose([broken, whole], 3) == [1, 0]
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """``one.weight`` is ``two.weight``; ``loud`` counts a hundred times as much as ``quiet``."""
+    """``one.weight`` and ``two.weight`` are tied; ``loud`` counts a hundred times as much as ``quiet``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_loud_before_quiet(model: Model) -> None:
 
 
 def test_the_cost_is_what_it_says(model: Model) -> None:
-    """Of one weight, in float64: of the model's output, and of the weight's own."""
+    """For one weight, in float64: the cost at the model's output, and at the weight's own output."""
     changed = copy.deepcopy(model)
     bitport.quantize_(changed, {"loud": "int2-g32"})
     x = torch.cat(BATCHES)
@@ -273,7 +273,7 @@ def test_a_weight_of_which_the_data_tell_nothing_and_that_one_scheme_keeps() -> 
 
 @pytest.mark.parametrize("cost", ["kl", "output"])
 def test_a_weight_of_which_the_data_tell_nothing(cost: str) -> None:
-    """It would get the fewest bits. Where others share its scheme, these tell; a rule says it outright."""
+    """It would get the fewest bits. If other weights share its scheme, they decide; otherwise a rule must."""
     model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
     model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
     with pytest.raises(ArgumentError, match=r"the data say nothing about unused\.weight: .* or rules for these"):
@@ -285,7 +285,7 @@ def test_a_weight_of_which_the_data_tell_nothing(cost: str) -> None:
 @pytest.mark.parametrize("factor", [torch.nan, torch.inf])
 @pytest.mark.parametrize("logits", [False, True])
 def test_outputs_that_are_no_numbers(logits: bool, factor: float) -> None:
-    """Every candidate would cost alike, and each weight get the first that fits."""
+    """Every candidate would cost the same, and each weight would get the first that fits."""
     layer = nn.Linear(64, 64)
     model = nn.ModuleDict({"layer": layer})
     model.forward = lambda x: SimpleNamespace(logits=layer(x) * factor) if logits else layer(x) * factor  # type: ignore
@@ -294,7 +294,7 @@ def test_outputs_that_are_no_numbers(logits: bool, factor: float) -> None:
 
 
 def test_words_that_are_ruled_out_cost_nothing() -> None:
-    """Their logits are -inf, before and after."""
+    """Their logits are -inf both before and after."""
 
     class Masked(nn.Module):
         def __init__(self) -> None:

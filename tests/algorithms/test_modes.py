@@ -1,4 +1,4 @@
-"""Algorithms make the same of a model whatever mode of torch it is in."""
+"""Algorithms give the same result in every mode of torch."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ COMPILED: dict[str, Callable[[nn.Module], nn.Module]] = {
 @pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
 @pytest.mark.parametrize("how", COMPILED)
 def test_a_compiled_model(model: nn.Module, batches: list[Tensor], how: str, algorithm: str, scheme: str) -> None:
-    """It stays compiled."""
+    """The model stays compiled."""
     plain, compiled = copy.deepcopy(model), COMPILED[how](copy.deepcopy(model))
     compiled(batches[0])
     for each in (plain, compiled):
@@ -88,7 +88,7 @@ def test_a_compiled_model(model: nn.Module, batches: list[Tensor], how: str, alg
 
 @pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
 def test_inference_mode(model: nn.Module, algorithm: str, scheme: str) -> None:
-    """Of the batches too; and what comes out is used outside of it."""
+    """The batches are inference tensors too; the result is used outside inference mode."""
     plain, other = copy.deepcopy(model), copy.deepcopy(model)
     with torch.inference_mode():
         batches = [torch.randn(4, 16, 32)]
@@ -102,7 +102,7 @@ def test_inference_mode(model: nn.Module, algorithm: str, scheme: str) -> None:
 
 @pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
 def test_autocast_is_for_the_model_alone(batches: list[Tensor], algorithm: str, scheme: str) -> None:
-    """What is worked out from the same inputs is the same. Of this block no input comes from a product."""
+    """The algorithm gets the same results from the same inputs. No input of this block comes from a product."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Sequential(nn.RMSNorm(32), nn.Linear(32, 64)))
     other, product = copy.deepcopy(plain), []

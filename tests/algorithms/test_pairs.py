@@ -1,4 +1,4 @@
-"""Pairs that can share a scale: found in every kind of model, and nowhere else."""
+"""Pairs that can share a scale: found in every kind of model, and only where they exist."""
 
 from __future__ import annotations
 
@@ -79,8 +79,9 @@ EXPECTED: dict[str, set[str]] = {
         "mlp.shared_experts.up_proj.weight -> mlp.shared_experts.down_proj.weight",
     },
 }
-"""Of the first block. What is missing has a reason: a GELU or a clamp between (fc1 and fc2, gpt-oss), a norm that the
-residual takes too (BERT), no norm before (OLMo 2), values that lie among other rows of one matrix (DeepSeek)."""
+"""Pairs of the first block. Each missing pair has a reason: a GELU or a clamp in between (fc1 and fc2, gpt-oss), a norm
+that also feeds the residual (BERT), no norm before (OLMo 2), values interleaved with other rows of one matrix
+(DeepSeek)."""
 
 
 def described(pair: Pair) -> str:
@@ -89,10 +90,12 @@ def described(pair: Pair) -> str:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_pairs_of_a_family(name: str) -> None:
-    """Found in the first block as expected; and scales at random in all blocks leave the model's output as it was.
+    """The expected pairs are found in the first block, and random scales in all blocks leave the model's output
+    unchanged.
 
-    Each number of float32 is off by 2^-25 of itself at most after every step; a hundred such errors in a row, of one
-    sign, would still be 110 dB away."""
+    Each float32 step has a relative error of at most 2^-25; a hundred such errors in a row, of one sign, would still be
+    110 dB away.
+    """
     model = model_of(name)
     before = output(model, name)
     calls = calls_of(model, name)
@@ -143,7 +146,7 @@ NORM, UP = "norm.weight -> gate.weight up.weight", "up.weight -> down.weight"
 def test_what_would_change_the_output_is_no_pair(between: str, expected: set[str]) -> None:
     torch.manual_seed(0)
     module = Gated(between)
-    del module.other  # nothing reaches it, and that would cast doubt on all
+    del module.other  # it is never reached, which would make all pairs doubtful
     assert pairs_of(module) == expected
 
 
@@ -167,7 +170,7 @@ def test_parameters_that_are_used_elsewhere_stay() -> None:
 
 
 class Tied(nn.Module):
-    """Queries and keys are made by one weight; ``norms``: so are the weights of both norms one."""
+    """Queries and keys share one weight; with ``norms``, so do both norms."""
 
     def __init__(self, norms: bool = False) -> None:
         super().__init__()
@@ -202,8 +205,8 @@ def test_a_weight_tied_within_a_block_and_beyond_it_stays() -> None:
 @pytest.mark.parametrize("scheme", ["int8-dyn", "int8-static"])
 @pytest.mark.parametrize("norms", [False, True], ids=["weights", "and norms"])
 def test_tied_within_a_block(norms: bool, scheme: str, algorithm: str) -> None:
-    """Rounding to 8 bits is off by 1 / 127 / sqrt(12) of the largest number in a row: 40 dB below a row whose largest
-    is four times its mean size. 30 dB leave room for ten such errors."""
+    """Rounding to 8 bits has an error of 1 / 127 / sqrt(12) of the row's maximum: 40 dB below a row whose maximum is
+    four times its mean size. 30 dB leave room for ten such errors."""
     torch.manual_seed(0)
     model, x = nn.Sequential(Tied(norms), Tied(norms)), torch.randn(64, 16)
     before = model(x)
@@ -245,7 +248,7 @@ def test_more_batches_are_tried_until_every_weight_is_reached() -> None:
 
 
 class OnePlus(nn.Module):
-    """Computes with 1 + w, as the norms of Gemma do."""
+    """Computes with 1 + w, as Gemma's norms do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,8 +259,8 @@ class OnePlus(nn.Module):
 
 
 def test_consumers_take_the_scale_that_the_stored_norm_has() -> None:
-    """bfloat16 holds w next to -1 in steps of 2^-8. What is left is the rounding of the layer's weights, 2^-9 of each
-    at most: 54 dB below the product."""
+    """Next to -1, bfloat16 holds w in steps of 2^-8. What remains is the rounding of the layer's weights, at most 2^-9
+    of each: 54 dB below the product."""
     torch.manual_seed(0)
     module, x = OnePlus().bfloat16(), torch.randn(30, 16)
     exact = copy.deepcopy(module).float()(x) - x
@@ -278,7 +281,7 @@ class Expert(nn.Module):
 
 
 class Routed(nn.Module):
-    """Each expert gets some of the rows; ``limited``: has a limit."""
+    """Each expert gets some of the rows; the expert ``limited`` clamps."""
 
     def __init__(self, count: int, limited: int | None = None) -> None:
         super().__init__()

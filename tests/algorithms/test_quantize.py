@@ -1,4 +1,4 @@
-"""Algorithms through quantize_: whole models, their reports, and what is said where an algorithm cannot help."""
+"""Algorithms through quantize_: whole models, their reports, and the messages where an algorithm cannot help."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Blocks, experts of which one is never asked, a convolution, and a head tied to the embedding."""
+    """Blocks, experts of which one is never used, a convolution, and a head tied to the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ BATCHES, HELD_OUT = list(TOKENS[:16].split(4)), TOKENS[16:]
 def model() -> Model:
     torch.manual_seed(1)
     model = Model()
-    with torch.no_grad():  # inputs of a layer are correlated, as in a trained model
+    with torch.no_grad():  # correlated inputs for a layer, as in a trained model
         model.mix.weight.copy_(torch.randn(64, 8) @ torch.randn(8, 64) * 0.05)
     return model
 
@@ -88,7 +88,7 @@ def test_gptq_keeps_the_outputs(model: Model) -> None:
 
 
 def test_the_error_of_the_output_is_what_it_says(model: Model) -> None:
-    """Of one layer, against its outputs in float64."""
+    """Checked for one layer, against its outputs in float64."""
     other, kept = copy.deepcopy(model), []
     model.mix.register_forward_pre_hook(lambda module, args: kept.append(args[0].detach()))
     report = bitport.quantize_(other, {"mix": "int3-g32"}, algorithm="gptq", calibrate=BATCHES)
@@ -125,7 +125,8 @@ def test_a_weight_whose_input_is_never_seen(model: Model) -> None:
 
 
 def test_attention_is_calibrated() -> None:
-    """Its two projections lie in one function of torch. Here it is a block itself, and the queries are the keys."""
+    """Both of its projections are inside one torch function. Here it is a block itself, and the queries are the
+    keys."""
 
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -146,7 +147,7 @@ def test_attention_is_calibrated() -> None:
 
 
 def test_an_encoder_with_padding_is_calibrated() -> None:
-    """Which torch by itself computes in nested tensors as long as its weights are floats."""
+    """torch itself switches to nested tensors while the weights are floats."""
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
@@ -161,14 +162,14 @@ def test_an_encoder_with_padding_is_calibrated() -> None:
     other = Encoder()
     batches = [(torch.randn(4, 30, 32), torch.arange(30).expand(4, -1) >= torch.tensor([[30], [25], [12], [7]]))]
     options = costs(other, ("int2-g32", "int8"), calibrate=batches).options
-    assert all(0 < large.error < small.error / 100 for small, large in options)  # of one way to compute alone
+    assert all(0 < large.error < small.error / 100 for small, large in options)  # both computed on the same path
     report = bitport.quantize_(other, "int4-g32", algorithm="gptq", calibrate=batches)
     assert all(layer.output_sqnr > layer.output_sqnr_rtn for layer in report.quantized)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("how", ["gptq", "awq", "signround"])
 def test_layers_that_give_nothing_lose_nothing(how: str) -> None:
-    """Of zeros the error is none, and no scale brings anything."""
+    """With zero outputs there is no error, and no scale improves anything."""
     other = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
     with torch.no_grad():
         other[0].weight.zero_()
@@ -180,7 +181,7 @@ def test_layers_that_give_nothing_lose_nothing(how: str) -> None:
 
 
 def test_settings_and_a_function_as_data(model: Model) -> None:
-    """The same batches, once as a list and once as what a function runs, give the same bits."""
+    """The same batches give the same bits as a list and as a function that runs the model."""
     first, second = copy.deepcopy(model), copy.deepcopy(model)
     algorithm = GPTQ(damping=0.1, sort=False, clip=False)
     bitport.quantize_(first, "int4-g32", algorithm=algorithm, calibrate=BATCHES)
@@ -206,7 +207,7 @@ def test_a_model_of_shapes_needs_no_data() -> None:
 
 
 def test_static_scales_of_a_model_of_shapes_are_shapes(model: Model) -> None:
-    """As many as of one with data; an embedding that is no head has none."""
+    """As many as for a model with data; an embedding that is no head has none."""
     report = bitport.quantize_(Model().to("meta"), "int8-static")
     assert report.bytes_after == bitport.quantize_(copy.deepcopy(model), "int8-static", calibrate=BATCHES).bytes_after
     shapes = nn.Sequential(nn.Embedding(40, 64), nn.Linear(64, 40)).to("meta")
@@ -216,7 +217,7 @@ def test_static_scales_of_a_model_of_shapes_are_shapes(model: Model) -> None:
 
 @pytest.mark.parametrize(("scheme", "by"), [("int4-g32", "gptq"), ("int4-g32", "awq"), ("int8-static", "rtn")])
 def test_a_model_of_which_a_part_is_shapes(scheme: str, by: str) -> None:
-    """It cannot run, and what is there is not to be rounded as if no data had been asked for."""
+    """It cannot run, and the weights that have data must not be rounded as if no calibration had been requested."""
     other = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32, device="meta"))
     with pytest.raises(ArgumentError, match=r"1 of 2 weights have no data \(1.weight\), so the model cannot be run"):
         bitport.quantize_(other, scheme, algorithm=by, calibrate=[torch.randn(9, 32)])

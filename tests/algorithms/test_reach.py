@@ -1,4 +1,4 @@
-"""Which inputs a parameter has a part in: those that change with it."""
+"""Which weights' inputs depend on a parameter: those that change with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .families import calls_of, model_of
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "bert", "mixtral", "deepseek"])
 def test_inputs_that_change_with_a_parameter(name: str) -> None:
-    """No other, too: each of these models uses memory once, and no part of it is always off."""
+    """And no others: each of these models uses all of its parameters, with no part that is always off."""
     model = model_of(name)
     block, args, kwargs = calls_of(model, name)[0]
     trial = Trial(model.get_submodule(block), [Call(args, kwargs)])

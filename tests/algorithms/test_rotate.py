@@ -1,4 +1,4 @@
-"""Rotations: of every size, of every model that allows them, without a change of what it computes."""
+"""Rotations of every size, in every model that allows them, without changing what it computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_hadamard_matrices(order: int) -> None:
 
 
 def test_sizes_of_common_models_need_no_blocks() -> None:
-    """12, 20, 28 and 36 times a power of two among them."""
+    """Including 12, 20, 28 and 36 times a power of two."""
     assert {12, 20, 28, 36, 44, 60, 68, 76, 84, 108} <= set(ORDERS)
     sizes = (64, 80, 96, 128, 576, 768, 896, 1024, 1280, 1536, 2048, 2304, 2560, 3072, 3584, 4096, 5120, 8192, 14336)
     for size in sizes:
@@ -36,7 +36,7 @@ def test_sizes_of_common_models_need_no_blocks() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 6, 12, 64, 96, 172, 256, 768, 1792])
 def test_products_of_small_matrices_are_the_large_one(size: int) -> None:
-    """Orthogonal, and the same on every run of channels; float32 sums of 28 terms at most per factor."""
+    """Orthogonal, and the same on every run of channels; float32 sums of at most 28 terms per factor."""
     matrix = hadamard_product(torch.eye(size)).double()
     torch.testing.assert_close(matrix @ matrix.t(), torch.eye(size, dtype=torch.float64), rtol=0, atol=1e-5)
     rotation = Rotation.random(size, 3)
@@ -67,7 +67,7 @@ HEADS = {"llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "mixtral", "qwen
 
 @pytest.mark.parametrize("name", ROTATED)
 def test_a_rotated_model_computes_what_it_did(name: str) -> None:
-    """Sums of 128 products in float32 over a few layers: 2^-24 sqrt(128) of each, 110 dB and more."""
+    """Float32 sums of 128 products over a few layers: 2^-24 sqrt(128) of each, 110 dB or more."""
     model = model_of(name)
     before, weights = output(model, name), {key: param.clone() for key, param in model.named_parameters()}
     told = Rotate(heads=True, untie=True).model_(model, [batch_of(name)])
@@ -83,7 +83,7 @@ def test_a_rotated_model_computes_what_it_did(name: str) -> None:
 
 
 def test_a_cache_that_a_model_always_uses_does_not_grow_from_run_to_run() -> None:
-    """Flaubert makes one whatever its config says; each block begins with what it was given."""
+    """Flaubert creates one whatever its config says; each block starts from what it was given."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 96, "emb_dim": 64, "n_layers": 2, "n_heads": 4}
     model = transformers.FlaubertWithLMHeadModel(transformers.FlaubertConfig(**sizes)).eval()
@@ -105,7 +105,7 @@ def test_a_head_that_is_the_embedding_is_kept_or_parted() -> None:
 
 
 def test_a_head_that_was_parted_is_in_the_report() -> None:
-    """As docs/transforms.md has it; gemma's head is its embedding until the rotation parts them."""
+    """As documented in docs/transforms.md; gemma's head is tied to its embedding until the rotation unties them."""
     model = model_of("gemma")
     report = bitport.quantize_(
         model, "int8", algorithm=(Rotate(untie=True), "smooth"), calibrate=[batch_of("gemma")], measure=False
@@ -119,7 +119,7 @@ def test_a_head_that_was_parted_is_in_the_report() -> None:
 
 
 def test_tables_that_are_tied_are_rotated_once() -> None:
-    """As those of CSM's backbone and depth decoder."""
+    """Such as those of CSM's backbone and depth decoder."""
     model = model_of("llama")
     table = model.model.embed_tokens.weight
     model.more = torch.nn.Embedding(*table.shape)
@@ -144,13 +144,13 @@ def test_the_seed_decides() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_planted_outliers_hurt_less(name: str) -> None:
-    """One weight in a hundred is ten times as large as the others: every weight is rounded to four bits with less
-    error, and so is the model."""
+    """One weight in a hundred is ten times as large as the others: rounding to four bits has less error for every
+    weight, and for the model."""
     model = model_of(name)
     with torch.no_grad():
         for key, param in model.named_parameters():
             if param.dim() > 1 and "embed" not in key:
-                param *= 0.25  # attention far from saturation, where the output would tell nothing
+                param *= 0.25  # attention far from saturation, where the output would reveal nothing
                 param[torch.rand(param.shape) < 0.01] *= 10
     before, reports, errors = output(model, name), {}, {}
     for how in ("rtn", "rotate"):
@@ -166,7 +166,7 @@ def test_planted_outliers_hurt_less(name: str) -> None:
 
 
 def test_steps_in_a_row() -> None:
-    """Scales of SmoothQuant stand in the norms that the rotation has emptied, and GPTQ sees the inputs of both."""
+    """SmoothQuant's scales are in the norms that the rotation folds away, and GPTQ sees inputs after both."""
     model, errors = model_of("llama"), {}
     plant_outliers(model, "llama")
     before = output(model, "llama")

@@ -1,4 +1,4 @@
-"""SignRound: never further than its start or plain rounding, with the gradients of its formula."""
+"""SignRound: never worse than its start or rounding to nearest, with the gradients of its formula."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bitport.schemes import preset
 from .weights import DTYPES, SCHEMES, inputs, output_error, seen, value, weight
 
 SLACK = 1 + 2.0**-12
-"""x^T x of 400 rows in float32."""
+"""Tolerance for x^T x of 400 rows in float32."""
 
 
 def learned(steps: int, sweeps: int = 0, start: Algorithm = RTN()) -> SignRound:  # noqa: B008 (frozen)
@@ -40,7 +40,7 @@ def learned(steps: int, sweeps: int = 0, start: Algorithm = RTN()) -> SignRound:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_never_further_than_its_start_or_plain_rounding(scheme: str, dtype: torch.dtype) -> None:
-    """Of all rows that share scales; and together clearly nearer than plain rounding."""
+    """For each group of rows that share scales; clearly better than rounding to nearest in total."""
     w, x, fmt = weight(dtype=dtype), inputs(), preset(scheme).weight
     start = Clip()
     ours, before, plain = (
@@ -77,7 +77,7 @@ def test_more_steps_find_better() -> None:
 @pytest.mark.parametrize("block", [1, 7, 1000])
 @pytest.mark.parametrize("scheme", ["int3-g32", "nvfp4", "int4-tensor"])
 def test_after_enough_sweeps_no_single_code_can_be_bettered(scheme: str, block: int) -> None:
-    """All codes next to those found, tried one by one in float64."""
+    """Tries all codes next to the result, one by one in float64."""
     w, x, fmt = weight(4, 30), inputs(30), preset(scheme).weight
     params, hessian = Params(*choose_qparams(w, fmt)), seen(x).gram
     codes = sweep(w, hessian, fmt, quantize_codes(w, fmt, *params), params, 100, block)
@@ -100,10 +100,10 @@ def test_a_column_that_is_never_used_keeps_its_codes() -> None:
 
 
 def test_two_weights_are_solved_as_by_trying_all() -> None:
-    """With the scale fixed (powers of two) and two columns there are four choices of neighbours for each row."""
+    """With a fixed scale (powers of two) and two columns, each row has four choices of neighbours."""
     fmt = Format(dtype="int4", block=(1, 0), scale="e8m0")
     w = torch.rand(64, 2) * 10 - 5
-    w[:, 0] = torch.where(w[:, 0].abs() < 4, 4.6, w[:, 0])  # one scale for all rows, so that one is a step
+    w[:, 0] = torch.where(w[:, 0].abs() < 4, 4.6, w[:, 0])  # one scale for all rows, so that a step is one
     hessian = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
     start = Params(*choose_qparams(w, fmt))
     codes, params = solve(w, hessian, fmt, quantize_codes(w, fmt, *start), start, 400, 0)
@@ -125,7 +125,7 @@ SMOOTH = [
 
 @pytest.mark.parametrize("scheme", SMOOTH)
 def test_gradients(scheme: str) -> None:
-    """Against autograd through the formula of the module with rounding as the identity."""
+    """Against autograd through the formula of the module, with rounding as the identity."""
     fmt = dataclasses.replace(preset(scheme).weight, scale="float32")
     w = torch.randn(4, 32)
     start = Params(*choose_qparams(w * 0.6, fmt))  # so that some are clamped

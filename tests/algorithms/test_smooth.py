@@ -23,7 +23,7 @@ SCHEMES = ("int8-dyn", "int8-static", "int4-int8", "fp8-row", "mxfp4", "nvfp4")
 
 
 def outliers(k: int = 150, rows: int = 100) -> Tensor:
-    """Two channels are fifty times as large as the others, in every token."""
+    """Inputs with two channels fifty times as large as the others, in every token."""
     x = inputs(k, rows)
     x[:, [5, 77]] *= 50
     return x
@@ -84,7 +84,7 @@ def test_an_expert_that_nothing_reaches_is_left() -> None:
     ids=lambda each: each,
 )
 def test_models_with_outlier_channels(name: str, scheme: str) -> None:
-    """Half of the error's power or less is left."""
+    """At most half of the error power is left."""
     model, errors = model_of(name), {}
     plant_outliers(model, name)
     before = output(model, name)
@@ -104,7 +104,7 @@ def test_schemes_that_do_not_round_the_input_are_told_so() -> None:
 
 
 class Sharing(nn.Module):
-    """Two blocks with one layer, whose inputs are twenty times as large in the second."""
+    """Two blocks share one layer, whose inputs are twenty times as large in the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Sharing(nn.Module):
 
 
 def test_the_static_scale_of_a_layer_of_two_blocks_takes_in_both() -> None:
-    """Neither of them may change its input, so it is that of the float model."""
+    """Neither block may change its input, so the scale is that of the float model."""
     torch.manual_seed(0)
     model, batches, largest = Sharing(), [torch.randn(50, 32)], []
     seen = model.layers[0]["up"].register_forward_pre_hook(lambda _, args: largest.append(args[0].abs().max()))

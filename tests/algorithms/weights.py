@@ -1,4 +1,4 @@
-"""Weights and inputs that tell algorithms apart: outliers, uneven columns, correlated inputs."""
+"""Weights and inputs that distinguish algorithms: outliers, uneven columns, correlated inputs."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def value(parts: Quantized, scheme: str, n: int, k: int) -> Tensor:
 
 
 def output_error(w: Tensor, q: Tensor, x: Tensor) -> Tensor:
-    """Of each row, squared and summed over the inputs, in float64."""
+    """Squared output error of each row, summed over the inputs, in float64."""
     return (x.double() @ (w.double() - q).t()).square().sum(0)

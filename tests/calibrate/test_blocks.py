@@ -1,4 +1,4 @@
-"""Inputs block by block are those of a model whose earlier blocks are quantized, as runs of the whole model tell."""
+"""Inputs collected block by block equal those of a model whose earlier blocks are quantized, as whole runs show."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Block(nn.Module):
 
 
 class Careless(Block):
-    """Writes into what it is given."""
+    """Modifies its input in place."""
 
     def forward(self, x: Tensor, shift: Tensor, scale: float = 1.0) -> tuple[Tensor, int]:
         return x.add_(scale * self.down(torch.tanh(self.up(x) + shift))), 0
 
 
 class Model(nn.Module):
-    """Blocks that get a mask of their own, a head outside of them."""
+    """Blocks that get a mask of their own, and a head outside of them."""
 
     def __init__(self, block: type[Block] = Block, between: str = "") -> None:
         super().__init__()
@@ -63,7 +63,7 @@ BATCHES = [torch.randint(0, 11, (2, 5)), torch.randint(0, 11, (1, 7))]
 
 
 def spoil(model: nn.Module, name: str) -> None:
-    """Stands for quantization: changes the weight clearly."""
+    """Stand in for quantization by changing the weight clearly."""
     with torch.no_grad():
         model.get_parameter(name).mul_(0.5)
 
@@ -80,7 +80,7 @@ def grams(model: nn.Module, *, in_order: bool, **watched: Any) -> dict[str, Tens
 
 
 def expected(model: nn.Module, names: list[list[str]]) -> dict[str, Tensor]:
-    """The same by whole runs: group after group is watched, then changed."""
+    """The same by running the whole model: each group is watched, then changed."""
     found = {}
     for group in names:
         with torch.no_grad(), Watch({name: model.get_parameter(name) for name in group}) as watch:
@@ -104,7 +104,7 @@ def two(*args: Any) -> tuple[Model, Model]:
 @pytest.mark.parametrize("between", ["", "decided", "first kept"])
 @pytest.mark.parametrize("block", [Block, Careless])
 def test_each_block_sees_what_quantized_ones_give(block: type[Block], between: str) -> None:
-    """Also where the model only looks at what goes from block to block, or keeps it for later."""
+    """Also if the model only looks at what passes between blocks, or keeps it for later."""
     model, same = two(block, between)
     found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
     assert list(found) == list(wanted)
@@ -113,7 +113,7 @@ def test_each_block_sees_what_quantized_ones_give(block: type[Block], between: s
 
 
 def test_a_block_runs_twice_on_every_batch() -> None:
-    """The first also once for each shape of batch, which tells what the outputs of all look like."""
+    """The first one also runs once per batch shape, to find out what all of the outputs look like."""
     model = Model()
     grams(model, in_order=True)
     assert [layer.calls for layer in model.layers] == [3 * len(BATCHES), 2 * len(BATCHES), 2 * len(BATCHES)]
@@ -173,7 +173,7 @@ def test_blocks_that_know_their_index_are_alike() -> None:
 
 
 def test_no_block_runs_behind_the_last_that_is_watched() -> None:
-    """The first one once for each shape of batch, and then watched once on each."""
+    """The first one runs once per batch shape, and then once on each batch while watched."""
     model = Model()
     targets = [target for target in find_targets(model) if target.kind == "linear"]
     taken = [target.name for target, _ in measured(model, targets, {"layers.0.up.weight"}, BATCHES)]
@@ -183,7 +183,7 @@ def test_no_block_runs_behind_the_last_that_is_watched() -> None:
 
 @pytest.mark.parametrize("between", ["added", "written"])
 def test_what_a_model_does_between_blocks_is_not_lost(between: str) -> None:
-    """Then a block's inputs are those of the model as it was."""
+    """In that case a block's inputs are those of the unchanged model."""
     model, same = two(Block, between)
     found, wanted = grams(model, in_order=True), expected(same, [[name for group in BLOCKS for name in group]])
     for name in wanted:
@@ -192,7 +192,7 @@ def test_what_a_model_does_between_blocks_is_not_lost(between: str) -> None:
 
 @pytest.mark.parametrize("between", ["twice", "again"])
 def test_a_block_that_is_called_twice(between: str) -> None:
-    """For every batch, or for a later one alone."""
+    """For every batch, or only for a later one."""
     model, same = two(Block, between)
     found, wanted = grams(model, in_order=True), expected(same, [[*BLOCKS[0], *BLOCKS[1], *BLOCKS[2], "head.weight"]])
     for name in wanted:
@@ -231,7 +231,7 @@ def test_a_model_is_left_as_it_was() -> None:
 
 
 def test_a_decoder_within_a_model_uses_no_cache_either() -> None:
-    """As those of models with images, whose own config does not say whether one is used."""
+    """As in models with images, whose own config does not say whether a cache is used."""
     model = nn.Sequential(Model())
     model[0].config = type("Config", (), {"use_cache": True})()
     with in_use(model):
@@ -240,7 +240,7 @@ def test_a_decoder_within_a_model_uses_no_cache_either() -> None:
 
 
 class Moving(nn.Module):
-    """What differs in training: a dropout, and the statistics of a BatchNorm."""
+    """Modules that behave differently in training: a dropout, and the statistics of a BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Token ids from texts, lines of JSON, directories, tables and files of ids; drawn by seed."""
+"""Token ids from texts, JSON lines, directories, tables and files of ids; sampled by seed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lines(file: Path) -> Path:
 
 
 def odd_lines(file: Path) -> Path:
-    """A mark of the encoding, and what Python takes for the end of a line but JSON does not."""
+    """A byte order mark, and characters that end a line for Python but not for JSON."""
     file.write_text("\ufeff" + json.dumps({"text": "a\u2028b\x85c"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
     return file
 
@@ -80,7 +80,7 @@ def test_documents_follow_each_other(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_tables(tmp_path: Path, suffix: str) -> None:
-    """As `datasets` keeps them: Arrow streams and Parquet files."""
+    """In the formats of `datasets`: Arrow streams and Parquet files."""
     arrow = pytest.importorskip("pyarrow")
     file = tmp_path / f"a{suffix}"
     for column in ("content", "text"):

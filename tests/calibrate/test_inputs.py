@@ -1,4 +1,4 @@
-"""The inputs of weights, wherever a model multiplies with them: the sum of x x^T against one made by hand."""
+"""The inputs of weights, wherever a model multiplies with them: the sum of x x^T against one computed by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitport.calibrate.inputs import Inputs, Watch, check_inputs
 from bitport.errors import ArgumentError
 
 W, V = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(4, 6))
-"""One [N, K] = [6, 4], and one that lies as [K, N]."""
+"""One stored as [N, K] = [6, 4], and one as [K, N]."""
 
 X = torch.randn(2, 5, 4)
 
@@ -147,7 +147,7 @@ def test_bad_inputs_are_told(bad: float) -> None:
 
 
 def test_the_products_of_attention_are_seen() -> None:
-    """Its projections lie within one function of torch; what goes into the second comes out of an identity."""
+    """Both projections are inside one torch function; an identity projection exposes the input of the second."""
     attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     inner = copy.deepcopy(attention)
     with torch.no_grad():
@@ -164,7 +164,7 @@ def test_the_products_of_attention_are_seen() -> None:
 
 
 def test_queries_and_keys_go_into_the_same_weight() -> None:
-    """Of attention to something else, torch multiplies the two by rows of in_proj_weight."""
+    """In cross-attention, torch multiplies the two by different rows of in_proj_weight."""
     attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     queries, keys = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
     with torch.no_grad(), Watch({"in": attention.in_proj_weight}) as watch:

@@ -1,4 +1,4 @@
-"""Ranges of inputs from a histogram, against all that went into it."""
+"""Ranges of inputs from a histogram, compared with those from all of the inputs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def drawn(kind: str, generator: torch.Generator) -> Tensor:
     if kind == "laplace":
         return -uniform.sign() * (1 - 2 * uniform.abs()).clamp(min=1e-7).log()
     x = torch.randn(64, 1000, generator=generator)
-    x[0, 0] = 3000  # "massive": one so large that all others would be 0
+    x[0, 0] = 3000  # "massive": one value so large that all others round to 0
     return x
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal", "laplace", "massive"])
 def test_the_range_has_the_least_error(kind: str) -> None:
-    """Numbers of a bin are taken for its middle, which adds (bin / step)^2 < 0.03 of the error of a step at the ranges
-    found here."""
+    """Values are represented by the middle of their bin, which adds (bin / step)^2 < 0.03 of the error of a step at the
+    ranges found here."""
     x = drawn(kind, torch.Generator().manual_seed(1))
     errors = [squared_error(x, float(x.abs().max() * part) / 127) for part in PARTS]
     found = squared_error(x, scale_of(list(x.split(10))))
@@ -57,7 +57,7 @@ def test_the_order_makes_no_difference() -> None:
 @pytest.mark.parametrize("act", ["int8-tensor", "fp8-tensor"])
 @pytest.mark.parametrize("order", [1, -1], ids=["larger later", "larger first"])
 def test_what_several_saw_adds_up(act: str, order: int) -> None:
-    """Bins of other widths, one that saw zeros alone, one that saw nothing. None of them changes."""
+    """Different bin widths, one that saw only zeros, one that saw nothing. None of the parts is modified."""
     drawn = [torch.randn(50, 20, generator=torch.Generator().manual_seed(at)) * 5**at for at in range(4)][::order]
     parts = [Magnitudes() for _ in range(6)]
     for part, batch in zip(parts, [*drawn, torch.zeros(3, 20)], strict=False):

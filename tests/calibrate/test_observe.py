@@ -1,4 +1,4 @@
-"""Static input scales: what takes in everything a layer saw."""
+"""Static input scales: they cover everything that a layer saw."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitport.nn import find_targets
 
 
 def scales_of(model: nn.Module, activations: dict[str, str], calibrate: Any) -> dict[str, Tensor]:
-    """By the names of modules."""
+    """Input scales by module name."""
     chosen = {each: activations[each.module] for each in find_targets(model) if each.module in activations}
     return {name.removesuffix(".weight"): scale for name, scale in input_scales(model, chosen, calibrate).items()}
 
@@ -131,7 +131,7 @@ def test_every_weight_of_a_module_has_a_scale_of_its_own() -> None:
 
 
 def test_an_embedding_has_the_scale_of_the_head_that_it_is() -> None:
-    """And none, if it is none: token ids are multiplied with nothing."""
+    """And none if it is no head: token ids are not multiplied."""
     model = nn.Sequential(nn.Embedding(40, 4), nn.Linear(4, 40))
     with torch.no_grad():
         model[0].weight.copy_(torch.linspace(-1, 1, 160).view(40, 4))

@@ -46,7 +46,7 @@ IDS = torch.arange(10).reshape(2, 5)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers by name; of a quantized one its canonical parts, too."""
+    """All parameters and buffers by name; for a quantized one also its canonical parts."""
     found: dict[str, Tensor] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     for name, tensor in every:
@@ -78,7 +78,7 @@ def raw(tensor: Tensor) -> bytes:
 
 
 def edit(directory: Path, change: Any) -> None:
-    """Apply ``change`` to the manifest as data, and make its checksum right again: a lie, not damage."""
+    """Apply ``change`` to the manifest as data and fix its checksum: a lie rather than damage."""
     path = directory / NAME
     content = json.loads(path.read_text())
     content.pop("crc32")
@@ -87,7 +87,7 @@ def edit(directory: Path, change: Any) -> None:
 
 
 def rewrite_header(shard: Path, change: Any) -> None:
-    """Apply ``change`` to the header of a shard as data, and make its size in the manifest right again."""
+    """Apply ``change`` to the header of a shard as data and fix its size in the manifest."""
     data = shard.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -97,6 +97,6 @@ def rewrite_header(shard: Path, change: Any) -> None:
 
 
 def long_ago(path: Path) -> None:
-    """Make it old enough that no writer can still be at it."""
+    """Make the file old enough that no writer can still be using it."""
     then = path.stat().st_mtime - ABANDONED - 1
     os.utime(path, (then, then))

@@ -1,4 +1,4 @@
-"""A DCP checkpoint of two processes in another number of them: run by tests/ranks.py where on_sharded has left it."""
+"""Load a DCP checkpoint of two processes in a different number of them: run by tests/ranks.py after on_sharded."""
 
 from __future__ import annotations
 

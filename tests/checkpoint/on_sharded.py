@@ -1,4 +1,4 @@
-"""Checkpoints, ours and torch's, of models that several processes hold together: run by tests/ranks.py."""
+"""Checkpoints, ours and torch's, of models sharded over several processes: run by tests/ranks.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # once, before the processes part
+import torch._dynamo  # once, before the processes fork
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -34,7 +34,7 @@ def on_meta() -> Model:
 
 
 def check_saving(mesh: DeviceMesh) -> None:
-    """The files are those of the model in one piece, and every process is told what they hold."""
+    """The files are those of the unsharded model, and every process gets the same manifest."""
     expected = bitport.save(quantized(), f"one-{mesh.get_local_rank()}")
     for way in WAYS:
         model = way(quantized(), mesh)
@@ -86,7 +86,7 @@ def check_what_cannot_be_loaded(mesh: DeviceMesh) -> None:
 
 
 def check_a_failed_save(mesh: DeviceMesh) -> None:
-    """All hear of it, and none waits for the one that writes."""
+    """Every process gets an error, and none waits for the one that writes."""
     Path("file").write_text("not a directory")
     model = in_tensor_parallel(quantized(), mesh)
     writes = mesh.get_local_rank() == 0
@@ -95,8 +95,8 @@ def check_a_failed_save(mesh: DeviceMesh) -> None:
 
 
 def check_each_process_reads_its_part(mesh: DeviceMesh) -> None:
-    """By the pages of the file that it has touched, which Linux may bring in two megabytes at a time. Where data are
-    compared with checksums, all are read."""
+    """Measured by the pages of the file that were touched, which Linux may read two megabytes at a time. When data are
+    compared with checksums, all pages are read."""
     if not sys.platform.startswith("linux"):
         return
     layer = nn.Linear(4096, 8192, bias=False)
@@ -126,7 +126,7 @@ def check_each_process_reads_its_part(mesh: DeviceMesh) -> None:
 
 
 def resident(directory: str) -> int:
-    """Bytes of files in ``directory`` that are mapped and were touched by this process."""
+    """Bytes that this process has touched in mapped files of ``directory``."""
     total, ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
@@ -137,7 +137,7 @@ def resident(directory: str) -> int:
 
 
 def check_dcp(mesh: DeviceMesh) -> None:
-    """From each way of sharding to each other, and to another model in the same way."""
+    """From each way of sharding to every other, and to another model sharded in the same way."""
     y, state = quantized()(inputs()), quantized().state_dict()
     for way in WAYS:
         model = way(quantized(), mesh)
@@ -152,7 +152,8 @@ def check_dcp(mesh: DeviceMesh) -> None:
 
 
 def check_dcp_holds_tensors_only(mesh: DeviceMesh) -> None:
-    """Each under its name, cut as the weight is; and no object of bitport, which a reader would have to trust."""
+    """Each part under its own name, sharded like the weight, and no bitport object that a reader would have to
+    trust."""
     for way in WAYS:
         where = Path(f"dcp-{way.__name__}")
         held = dcp.FileSystemReader(where).read_metadata().state_dict_metadata
@@ -163,7 +164,7 @@ def check_dcp_holds_tensors_only(mesh: DeviceMesh) -> None:
 
 
 def check_dcp_of_another_scheme(mesh: DeviceMesh) -> None:
-    """DCP's planner finds that out, before anything is read."""
+    """DCP's planner detects that before anything is read."""
     coarse = bitport.Recipe((bitport.Rule("up", "int4-g64"), *RECIPE.rules[1:]))
     for recipe, missing in ((coarse, "int4-g64.qdata.uint8"), (bitport.Recipe(RECIPE.rules[1:]), "up.weight")):
         model = in_tensor_parallel(quantized(3, recipe), mesh)
@@ -174,7 +175,8 @@ def check_dcp_of_another_scheme(mesh: DeviceMesh) -> None:
 
 
 def check_dcp_of_the_state_dict_itself(mesh: DeviceMesh) -> None:
-    """It is for ModelState. Without, what DCP would write into the copy of a part of a packed tensor is refused."""
+    """ModelState exists for this. Without it, DCP would write into a copy of a part of a packed tensor, which is
+    refused."""
     model = in_tensor_parallel(quantized(), mesh)
     assert isinstance(model.up.weight.to_local(), QTensor)
     dcp.save({"model": model.state_dict()}, checkpoint_id="dcp-raw")

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import bitport
 
 K, N = 192, 131
-"""N is a prime: no number of processes shares it evenly."""
+"""N is prime, so no number of processes divides it evenly."""
 
 RECIPE = bitport.Recipe((bitport.Rule("up", "int4-g32"), bitport.Rule("down", "int8"), bitport.Rule("out", "nvfp4-wo")))
 
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
 
 def quantized(seed: int = 0, recipe: bitport.Recipe = RECIPE) -> Model:
-    """The same in every process that asks for the same ``seed``."""
+    """Return the same model in every process that passes the same ``seed``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Model()
@@ -41,7 +41,7 @@ def inputs() -> Tensor:
 
 
 def in_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The last layer along K; the others along N, and gathered after each."""
+    """The last layer is split along K, the others along N, with the output gathered after each."""
     plan = {
         "up": ColwiseParallel(output_layouts=Replicate()),
         "down": ColwiseParallel(),
@@ -51,7 +51,7 @@ def in_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def by_fsdp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The last layer belongs to the root, whose weights FSDP2 does not shard again after a forward."""
+    """The last layer belongs to the root, whose weights FSDP2 does not reshard after a forward."""
     from torch.distributed.fsdp import fully_shard
 
     for child in list(model.children())[:-1]:

@@ -1,4 +1,4 @@
-"""A save that is killed at any point leaves a whole checkpoint: the old one, or, from one step on, the new one.
+"""A save that is killed at any point leaves a complete checkpoint: the old one, or, from one step on, the new one.
 
 The child process is killed (os._exit: nothing is cleaned up) before the first, second, ... of the calls through which a
 save touches the disk; the parent then loads what is there.
@@ -87,7 +87,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_save_left(tmp_path: Path) -> None:
-    """A later save removes it once no writer can still be at it."""
+    """A later save removes its files once no writer can still be using them."""
     bp.save(nn.Linear(2, 2), tmp_path)
     writer = bp.checkpoint.Writer(tmp_path)
     writer.add("never finished", torch.ones(5))

@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Block(nn.Module):
-    """The weights of a Llama layer under their names."""
+    """The weights of a Llama layer, with their names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Llama(nn.Module):
 
 
 def write(model: nn.Module, directory: Path, *, shards: int = 1, tied: bool = True, **config: Any) -> None:
-    """As transformers would: safetensors, an index if there are several, config.json, tokenizer files."""
+    """Write files like transformers: safetensors, an index if there are several, config.json, tokenizer files."""
     directory.mkdir(parents=True, exist_ok=True)
     state: dict[str, Tensor] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if tied:
@@ -89,7 +89,7 @@ def test_equal_to_the_model(recipe: str, shards: int, tied: bool, tmp_path: Path
 
 
 class Misnamed(nn.Module):
-    """Each weight has the name of another kind, or more to say than a name."""
+    """Each weight is named like another kind, or has a property that its name does not show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_modules_tell_more_than_names(recipe: Any, tmp_path: Path) -> None:
 
 
 def test_saved_files_are_equal_too(tmp_path: Path) -> None:
-    """Not only what is loaded: every entry of the manifests, checksums with it."""
+    """Beyond the loaded values: every entry of the manifests is equal, including checksums."""
     model = Llama()
     write(model, tmp_path / "hf")
     quantize_files(tmp_path / "hf", tmp_path / "files", "mxfp4")
@@ -149,7 +149,7 @@ def test_cast_first(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_head_that_is_held_twice(tmp_path: Path) -> None:
-    """Some files hold the tied weight under both names; tied where the numbers are equal, two weights where not."""
+    """Some files hold the tied weight under both names: tied if the values are equal, otherwise two weights."""
     model = Llama()
     write(model, tmp_path / "equal", tied=False, tie_word_embeddings=True)
     quantize_files(tmp_path / "equal", tmp_path / "a", {"*": "int8"})
@@ -160,7 +160,7 @@ def test_head_that_is_held_twice(tmp_path: Path) -> None:
 
 
 def test_a_tied_head_of_another_name(tmp_path: Path) -> None:
-    """As that of Whisper: files do not say it, and the model ties it by itself."""
+    """Such as Whisper's: the files do not mention it, and the model ties it itself."""
 
     def build() -> nn.Module:
         model = Llama()
@@ -177,7 +177,7 @@ def test_a_tied_head_of_another_name(tmp_path: Path) -> None:
 
 
 def test_model_without_a_head(tmp_path: Path) -> None:
-    """The base model of a tied one: nothing to tie."""
+    """The base model of a tied one has nothing to tie."""
     write(Llama(), tmp_path / "hf", architectures=["LlamaModel"])
     quantize_files(tmp_path / "hf", tmp_path / "out", "int8")
     assert read_manifest(tmp_path / "out").tied == {}
@@ -208,7 +208,7 @@ def test_a_folder_that_has_the_name_of_ours(tmp_path: Path) -> None:
 
 
 def test_links(tmp_path: Path) -> None:
-    """To the whole directory, and within it: as they were files."""
+    """Links to the whole directory and within it are treated like files."""
     write(Llama(), tmp_path / "hf")
     (tmp_path / "hf" / "model.safetensors").rename(tmp_path / "hf" / "blob")
     (tmp_path / "hf" / "model.safetensors").symlink_to("blob")
@@ -262,7 +262,7 @@ def test_rule_that_fits_nothing(tmp_path: Path) -> None:
 
 
 def test_both_names_of_a_tied_weight_say_what_was_done(tmp_path: Path) -> None:
-    """Each by its own rule, and why it is not as it was asked for."""
+    """Each by its own rule, with the reason for any deviation from the request."""
     model = Llama()
     write(model, tmp_path / "hf")
     recipe = {"*embed_tokens": "mxfp4-wo", "lm_head": "mxfp4-wo", "*.k_proj": "int8"}
@@ -305,7 +305,7 @@ def test_failure_leaves_the_old_target(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_replaced_on_demand(tmp_path: Path) -> None:
-    """And another model never is."""
+    """Another model never is."""
     source, out = tmp_path / "hf", tmp_path / "out"
     write(Llama(), source)
     quantize_files(source, out, "int8")
@@ -357,7 +357,7 @@ TWICE = f"{NORM} is in {FIRST} and in {SECOND} of .*, and 'weight_map' of its in
 
 
 def _twice(directory: Path, said: str | None) -> None:
-    """``NORM`` in both shards, in the second as twos; the index names ``said``."""
+    """Put ``NORM`` into both shards, as twos in the second; the index names ``said``."""
     for file, value in ((FIRST, 1.0), (SECOND, 2.0)):
         save_file({**load_file(directory / file), NORM: torch.full((64,), value)}, directory / file)
     save_file({"more": torch.ones(1)}, directory / THIRD)
@@ -449,7 +449,7 @@ def test_target_in_the_source(target: str, tmp_path: Path) -> None:
 
 
 def test_transposed_linear_layers(tmp_path: Path) -> None:
-    """GPT-2: c_fc lies as [K, N], and is quantized along K."""
+    """GPT-2: c_fc is stored as [K, N], and is quantized along K."""
     made = {"h.0.mlp.c_fc.weight": torch.randn(64, 24)}
     (tmp_path / "hf").mkdir()
     save_file(made, tmp_path / "hf" / "model.safetensors")

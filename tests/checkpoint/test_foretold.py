@@ -1,4 +1,4 @@
-"""What is foretold is enough, and no more than what is done takes: measured in a process of its own."""
+"""The memory estimate is sufficient, and not above what the work needs: measured in a process of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(json.dumps([report.memory_estimate, report.memory_peak, run.memory.base]))
     ],
 )
 def test_the_peak_is_below_what_was_foretold(tmp_path: Path, scheme: str, algorithm: str, kernels: bool) -> None:
-    """Rounding by a kernel is foretold to take a fraction of what a search takes."""
+    """The estimate for rounding by a kernel is a fraction of that for a search."""
     native = kernels and isinstance(cpu.LIBRARY, Library)
     weight = torch.randn(N, K).bfloat16()
     save_file({"a.weight": weight, "b.weight": weight.clone()}, tmp_path / "m.safetensors")

@@ -1,4 +1,4 @@
-"""Random damage with a fixed seed: what comes out is a CheckpointError, or a model that is equal."""
+"""Random damage with a fixed seed: the result is a CheckpointError, or an equal model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def saved(tmp_path: Path) -> tuple[nn.Module, Path]:
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """A bit turned, a byte replaced, a stretch removed, doubled or moved, or the end cut off."""
+    """Flip a bit, replace a byte, remove, duplicate or move a range, or cut off the end."""
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
         if not changed:
@@ -92,7 +92,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(content: Any, chance: random.Random) -> Any:
-    """One value anywhere in the manifest replaced, removed, or renamed."""
+    """Replace, remove or rename one value anywhere in the manifest."""
     copy = json.loads(json.dumps(content))
     *path, last = chance.choice([place for place in places(copy) if place])
     inside = copy
@@ -108,8 +108,8 @@ def changed(content: Any, chance: random.Random) -> Any:
 
 
 def test_values(saved: tuple[nn.Module, Path]) -> None:
-    """Lies with a right checksum. What is accepted may differ (another dtype to dequantize to, another way to round the
-    input), but it is a model that computes or says in bitport's own words why not."""
+    """Wrong values with a valid checksum. What is accepted may differ (another dtype to dequantize to, another way to
+    round the input), but the result is a model that computes, or refuses with one of bitport's own errors."""
     _, directory = saved
     content = json.loads((directory / NAME).read_text())
     content.pop("crc32")

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged or lie: one CheckpointError that says what and where, and the model as it was."""
+"""Checkpoints that are damaged or lie: one CheckpointError that says what and where, with the model unchanged."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_tensor_that_no_shard_has(saved: Path) -> None:
 
 
 def test_two_tensors_of_the_same_bytes(saved: Path) -> None:
-    """The part "scale" of one, and a tensor that is called so."""
+    """The part "scale" of one tensor, and another tensor with that name."""
 
     def add(manifest: Any) -> None:
         entry = manifest["tensors"][WEIGHT]
@@ -236,7 +236,7 @@ def test_links_that_leave_the_directory(saved: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["", "transformer"])
 def test_cache_of_the_hub(folder: str, saved: Path) -> None:
-    """models--x/snapshots/<revision>/name -> ../../blobs/<hash>; so in a folder of it."""
+    """models--x/snapshots/<revision>/name -> ../../blobs/<hash>; the same in a subfolder."""
     snapshot, blobs = saved.parent / "models--x/snapshots/abc" / folder, saved.parent / "models--x/blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -257,7 +257,7 @@ def test_a_convolution_that_lies_transposed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_files_that_are_none(saved: Path) -> None:
-    """Opening a pipe would wait for ever."""
+    """Opening a pipe would block forever."""
     (shard,) = saved.glob("*.safetensors")
     shard.unlink()
     refused(saved, "cannot be opened")
@@ -313,7 +313,7 @@ def test_header_that_lies(name: str, saved: Path) -> None:
 
 
 def test_a_header_that_names_a_tensor_twice(saved: Path) -> None:
-    """Some programs would take the first, others the last."""
+    """Some programs would use the first, others the last."""
     (shard,) = saved.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes().replace(b'"1.bias"', b'"0.bias"', 1))
     refused(saved, r"not JSON \(a key appears twice in one object\)")
@@ -324,13 +324,13 @@ def test_damaged_data_is_found(saved: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[-3] ^= 4
     shard.write_bytes(data)
-    bp.load(build(), saved, verify=False)  # as asked: the disk is trusted
+    bp.load(build(), saved, verify=False)  # as requested: the disk is trusted
     with pytest.raises(CheckpointError, match=r"the data of 1\.\w+(\.\w+)? is damaged"):
         bp.load(build(), saved)
 
 
 def test_permutation_that_is_none(saved: Path) -> None:
-    """Data that is whole, but would make the kernel read outside of the weight."""
+    """The data are intact, but would make the kernel read outside of the weight."""
     model = nn.Sequential(nn.Linear(64, 8, bias=False))
     bp.quantize_(model, "int8")
     q = model[0].weight

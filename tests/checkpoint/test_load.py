@@ -1,4 +1,4 @@
-"""Which models a checkpoint goes into, and what is said where it does not."""
+"""Which models a checkpoint can be loaded into, and the messages where it cannot."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_nothing_stays_on_meta(saved: Path) -> None:
 
 
 def test_buffers_that_no_state_dict_has_may_be_unknown(tmp_path: Path) -> None:
-    """They can be worked out again, and what a model keeps of that kind changes with its code."""
+    """They can be recomputed, and which ones a model keeps changes with its code."""
     model = nn.Linear(2, 2)
     model.register_buffer("cache", torch.ones(3), persistent=False)
     bp.save(model, tmp_path)
@@ -104,7 +104,7 @@ def test_meta_model_becomes_real(tmp_path: Path) -> None:
 
 
 def test_weights_that_the_model_ties(saved: Path) -> None:
-    """The files of others hold a tied weight once and leave the rest to the model."""
+    """Files by others hold a tied weight once and leave the tying to the model."""
 
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -145,7 +145,7 @@ def test_quantized_buffer(tmp_path: Path) -> None:
 
 
 class Shares(nn.Module):
-    """Two layers of one weight, which one of them has as a buffer."""
+    """Two layers share one weight, which one of them holds as a buffer."""
 
     def __init__(self, first: str) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_factory_must_make_a_module(saved: Path) -> None:
 
 
 def test_a_compiled_model_is_the_one_that_it_wraps(tmp_path: Path) -> None:
-    """Whole or in part, at either end."""
+    """Whether the whole model or a part is compiled, when saving and when loading."""
     model = small()
     bp.quantize_(model, "int4-g32")
     part = nn.Sequential(torch.compile(copy.deepcopy(model[0])), model[1])

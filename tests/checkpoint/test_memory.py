@@ -1,13 +1,13 @@
 """How much memory saving, loading and converting take, measured in a process of their own.
 
-32 float32 weights of 2 MB are 64 MB. Beside what they return, save() needs nothing (the bytes are written from where
-they lie), load() one weight, or, where it maps the file, nothing at all, and quantize_files what quantizing and
-measuring makes of one weight: float32 steps and codes, and the float64 values of the error, 16 MB. A conversion between
-formats has one weight in both.
+32 float32 weights of 2 MB are 64 MB. Beyond what they return, save() needs nothing (the bytes are written from where
+they are), load() needs one weight, or nothing at all if it maps the file, and quantize_files needs what quantizing and
+measuring one weight takes: float32 steps and codes, and the float64 values of the error, 16 MB. A conversion between
+formats holds one weight in both.
 
-The allocator of that process maps every large tensor by itself. From its heap, the default for what is as large as
-something freed before, a tensor may come from memory that was there before the call, or leave some that nobody has:
-the same call then takes from 0 to 31 MB.
+The allocator of that process maps every large tensor separately. By default, an allocation as large as an earlier freed
+one comes from the heap: a tensor may then reuse memory that was there before the call, or leave behind memory that
+nobody uses, and the same call takes anything from 0 to 31 MB.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ print(json.dumps({
 """
 
 WEIGHT, MODEL, NOISE = 2, 64, 4  # MB
-MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # of glibc
+MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # read by glibc
 BUDGETS = {
     "save": NOISE,
     "load into it": WEIGHT + NOISE,

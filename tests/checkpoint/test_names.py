@@ -1,4 +1,4 @@
-"""Kinds told from names, for names that published models use."""
+"""Kinds inferred from the names that published models use."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_transposed(name: str, shape: tuple[int, ...], model_type: str, transpos
     ("gate_up", "down", "flipped"), [((4, 96, 64), (4, 64, 48), False), ((4, 64, 96), (4, 48, 64), True)]
 )
 def test_shapes_tell_how_experts_lie(gate_up: tuple[int, ...], down: tuple[int, ...], flipped: bool) -> None:
-    """Each stack by itself could be either."""
+    """Each stack on its own is ambiguous."""
     shapes = {"0.experts.gate_up_proj": gate_up, "0.experts.down_proj": down, "1.experts.down_proj": (4, 48, 64)}
     found = targets_of({name: (shape, torch.bfloat16) for name, shape in shapes.items()})
     assert {target.name: target.transposed for target in found} == {

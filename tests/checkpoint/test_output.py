@@ -1,4 +1,4 @@
-"""A conversion that was killed at any point and resumed leaves the files of one that was not."""
+"""A conversion that is killed at any point and resumed leaves the same files as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ check_kills(folder, lambda target: convert.quantize_files(folder / "hf", target,
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
 @pytest.mark.parametrize(("step", "algorithm"), [(1, "rtn"), (8000, "rtn"), (1, "hqq"), (8000, "clip")])
 def test_kill(tmp_path: Path, step: int, algorithm: str) -> None:
-    """Once at each of several random places, and twice in one run."""
+    """Once at each of several random writes, and twice in one run."""
     write(Llama(), tmp_path / "hf", shards=2)
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(step), algorithm]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -50,7 +50,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the model "hf" and "out", where four tensors are done."""
+    """A folder with the model "hf" and an "out" in which four tensors are done."""
     write(Llama(), tmp_path / "hf")
     monkeypatch.setattr(convert, "STEP", 1)
     finish = convert.Output.finish
@@ -110,7 +110,7 @@ def test_too_little_memory_is_told_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every time after one more of the calls that write; what was begun goes on to the same files."""
+    """Fails one write call later each time; resuming leads to the same files."""
     write(Llama(), tmp_path / "hf")
     monkeypatch.setattr(convert, "STEP", 20_000)
     quantize_files(tmp_path / "hf", tmp_path / "whole", "int4-g32")

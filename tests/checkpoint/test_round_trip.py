@@ -1,4 +1,4 @@
-"""What is saved comes back: the same bits, the same outputs, the same ties."""
+"""What is saved is loaded again: the same bits, the same outputs, the same ties."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Buffers(nn.Module):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Bytes 0 and 1 are legal in every dtype, a bool's too; the shapes are odd, none at all, and empty."""
+    """Bytes 0 and 1 are valid in every dtype, including bool; the shapes are odd, zero-dimensional and empty."""
 
     def of(*shape: int) -> torch.Tensor:
         count = torch.Size(shape).numel() * dtype.itemsize
@@ -154,7 +154,7 @@ def test_transposed_weights(tmp_path: Path) -> None:
 
 
 def test_safetensors_reads_the_shards(tmp_path: Path) -> None:
-    """The judge is the format's own reader: names, order, values."""
+    """The reference is the format's own reader: names, order, values."""
     model = Everything()
     bp.quantize_(model, "mxfp8")
     bp.save(model, tmp_path)
@@ -179,7 +179,7 @@ def test_order_is_that_of_the_model(tmp_path: Path) -> None:
 
 
 def test_shard_sizes(tmp_path: Path) -> None:
-    """50 weights of 400 bytes, at most 1000 bytes each: two in a shard; one larger than a shard has its own."""
+    """50 weights of 400 bytes in shards of at most 1000 bytes: two per shard; a larger one gets a shard of its own."""
     model = nn.Sequential(*(nn.Linear(10, 10, bias=False) for _ in range(50)), nn.Linear(100, 10, bias=False))
     bp.save(model, tmp_path, shard_size=1000)
     manifest = read_manifest(tmp_path)
@@ -201,7 +201,7 @@ def test_manifest_says_what_is_there(tmp_path: Path) -> None:
 
 
 def test_memory_that_is_shared_stays_shared(tmp_path: Path) -> None:
-    """Tied by storage, not by being one Parameter; a part of a storage is not the whole."""
+    """Ties are found by storage rather than by Parameter identity; a part of a storage is not a tie."""
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
     model[1].weight = nn.Parameter(model[0].weight.data)
     model[2].weight = nn.Parameter(model[0].weight.data[:2])

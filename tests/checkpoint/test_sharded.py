@@ -1,4 +1,4 @@
-"""Checkpoints, ours and torch's, of models that several processes hold together."""
+"""Checkpoints, ours and torch's, of models sharded over several processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_TWO, IN_THREE = "tests.checkpoint.on_sharded", "tests.checkpoint.on_dcp"
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Where the checks of two processes have left checkpoints, and what they led to."""
+    """The folder where the checks of two processes left checkpoints, and the results of the checks."""
     folder = tmp_path_factory.mktemp("sharded")
     return folder, ranks.run(IN_TWO, 2, folder)
 
@@ -56,7 +56,7 @@ def test_a_state_that_is_not_the_models() -> None:
 
 
 def test_an_order_of_columns_that_is_none() -> None:
-    """The one part whose numbers are looked up by: it is not taken on trust."""
+    """It is the only part used as indices, so it is validated."""
     layer = nn.Linear(96, 8)
     q = quantize_tensor(layer.weight.detach(), "int4-g32", perm=torch.randperm(96))
     layer.weight = nn.Parameter(q, requires_grad=False)

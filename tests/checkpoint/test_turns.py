@@ -1,4 +1,4 @@
-"""Several that save into one directory at once: it holds the checkpoint of one of them, whole."""
+"""Concurrent saves into one directory: it holds the complete checkpoint of one of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def save(value: float, directory: Path) -> None:
 
 
 def loaded(directory: Path) -> float:
-    """What every number of the checkpoint is."""
+    """Return the value that every number of the checkpoint has."""
     model = bp.load(nn.Linear(2, 2), directory, verify=True)
     (value,) = {*model.weight.flatten().tolist(), *model.bias.tolist()}
     return value
@@ -44,7 +44,7 @@ def shards(directory: Path) -> set[str]:
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, owner: Any, step: int, do: Callable[[], None]) -> None:
-    """``do`` once, after that call of sync_directory in ``owner``."""
+    """Call ``do`` once, after call number ``step`` of sync_directory in ``owner``."""
     sync, calls = owner.sync_directory, 0
 
     def synced(directory: Path) -> None:
@@ -59,7 +59,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, owner: Any, step: int, do: Callable
 
 @pytest.mark.parametrize(("step", "last"), [(1, 2.0), (2, 3.0)], ids=["before its manifest", "behind it"])
 def test_without_locks(step: int, last: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some network file systems: another process saves, whole, in the middle of a save."""
+    """As on some network file systems: another process completes a save in the middle of a save."""
 
     def flock(handle: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -92,7 +92,7 @@ def test_the_second_waits(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_quantized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another saves while the files of a run of steps move to their place."""
+    """Another process saves while the finished files are being moved into place."""
     save_file({"weight": torch.full((2, 2), 2.0), "bias": torch.full((2,), 2.0)}, tmp_path / "model.safetensors")
     out = tmp_path / "out"
     save(1.0, out)
@@ -120,7 +120,7 @@ for _ in range(20):
 
 
 def test_many_at_once(tmp_path: Path) -> None:
-    """Processes that save over and over; none fails."""
+    """Processes that save repeatedly; none fails."""
     command = [sys.executable, "-c", SAVING]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     running = [subprocess.Popen([*command, str(at), str(tmp_path)], text=True, **pipes) for at in range(3)]

@@ -1,4 +1,4 @@
-"""Writer and the files it writes: names, headers, what else lies in the directory, what fails."""
+"""Writer and the files it writes: names, headers, other files in the directory, failures."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .models import assert_same, long_ago
 
 @pytest.mark.parametrize("movable", [0, 10**6], ids=["room stays", "moved up"])
 def test_headers(movable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of 5000 bytes fill the room of 65536 after 12; one of 70000 gets a file with more room. Every file is read
-    by safetensors itself."""
+    """Names of 5000 bytes fill the header space of 65536 after 12; one of 70000 gets a file with more space.
+    safetensors itself reads every file."""
     monkeypatch.setattr(module, "MOVABLE", movable)
     made = {f"{'é' * 800}{at}": torch.full((at,), at, dtype=torch.int16) for at in range(30)}
     made["x" * 70000] = torch.ones(3)
@@ -49,7 +49,7 @@ def test_headers(movable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("quantized_first", [True, False])
 def test_no_two_tensors_have_parts_of_one_name(quantized_first: bool, tmp_path: Path) -> None:
-    """What was written so could not be read, and had taken the place of a checkpoint that could."""
+    """Otherwise the result could not be read, and would have replaced a checkpoint that could."""
     (first, one), (second, other) = [
         ("w", quantize_tensor(torch.randn(4, 32), "int8")),
         ("w.scale", torch.ones(4)),
@@ -63,7 +63,7 @@ def test_no_two_tensors_have_parts_of_one_name(quantized_first: bool, tmp_path: 
 
 
 def test_tensors_may_lie_anyhow(tmp_path: Path) -> None:
-    """The stride of one number may be anything, such as 0."""
+    """A dimension of size one may have any stride, such as 0."""
     one, numbers = torch.tensor(1.5), torch.arange(6.0).reshape(2, 3)
     made = {"one": one.expand(1, 1), "many": one.expand(2, 2), "part": numbers[1:, 2:], "turned": numbers.t()}
     with Writer(tmp_path) as writer:
@@ -172,7 +172,7 @@ except CheckpointError as error:
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of file sizes are POSIX")
 def test_write_that_the_system_refuses(tmp_path: Path) -> None:
-    """A real refusal inside a write, and not of the first byte: the process may write files of 1 MB only."""
+    """A real failure inside a write, after its first byte: the process may only write files of up to 1 MB."""
     old = nn.Linear(4, 4)
     bp.save(old, tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())

@@ -39,7 +39,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tied head, several shards."""
+    """A model with a tied head in several shards."""
     return make_directory(tmp_path_factory.mktemp("cli") / "llama", shard_size="300KB")
 
 

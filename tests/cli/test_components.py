@@ -20,7 +20,8 @@ from .conftest import Run
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_the_result_is_that_of_loading(run: Run, tmp_path: Path, name: str) -> None:
-    """From files, some in several: the same weights, of the same kinds, for the same reasons."""
+    """Quantizing files, some of them in several shards, gives the same weights, kinds and reasons as quantizing while
+    loading."""
     saved(name, tmp_path / "in", max_shard_size="30KB")
     ran = run("quantize", tmp_path / "in", "--scheme", "int4-g32", "-o", tmp_path / "out", "--json")
     assert ran.code == 0
@@ -31,11 +32,11 @@ def test_the_result_is_that_of_loading(run: Run, tmp_path: Path, name: str) -> N
     told = {layer["name"]: (layer["scheme"], layer["reason"]) for layer in ran.data["layers"]}
     for layer in model.hf_quantizer.report.layers:
         assert told.pop(layer.name) == (layer.scheme, layer.reason)
-    assert {scheme for scheme, _ in told.values()} <= {None}  # buffers, which files do not tell from weights
+    assert {scheme for scheme, _ in told.values()} <= {None}  # buffers, which look like weights in a file
 
 
 def test_cast_and_explained(run: Run, tmp_path: Path) -> None:
-    """config.json stays one that diffusers knows."""
+    """diffusers still accepts the config.json."""
     saved("flux", tmp_path / "in")
     words = ("--rule", "*norm*=skip", "--scheme", "int8", "--dtype", "bfloat16", "-o", tmp_path / "out")
     assert run("quantize", tmp_path / "in", *words).code == 0
@@ -81,7 +82,7 @@ def test_a_float_model_is_for_diffusers(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_class_that_is_not_known_is_noted(run: Run, tmp_path: Path) -> None:
-    """And one that is no model is not made."""
+    """A name that is not a model class is not instantiated."""
     saved("unet", tmp_path / "in")
     config = json.loads((tmp_path / "in" / "config.json").read_text())
     for name in ("NewTransformerModel", "StableDiffusionPipeline"):

@@ -1,4 +1,5 @@
-"""``bitport doctor``: everything it names exists, and what is missing is told with its command."""
+"""``bitport doctor``: everything it names exists, and anything missing is reported with the command that installs
+it."""
 
 from __future__ import annotations
 

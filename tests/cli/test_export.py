@@ -73,7 +73,7 @@ def test_a_quantized_model_writes_the_same_tokens(tmp_path: Path, capsys: pytest
 
 
 def small(folder: Path, scheme: str, *rules: str) -> Path:
-    """A quantized model of two layers, with its table tied to the head, made by the command line."""
+    """Write a quantized model of two layers with tied embeddings, using the command line."""
     transformers = pytest.importorskip("transformers")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -97,7 +97,7 @@ def small(folder: Path, scheme: str, *rules: str) -> Path:
 
 IDS = torch.tensor([[5, 17, 90, 31, 9, 2, 44, 3]])
 PARTS = ((0, 4), (4, 5), (5, 8))
-"""A prompt, one token, several."""
+"""A prompt, one token, several tokens."""
 
 
 @pytest.mark.peers
@@ -105,8 +105,8 @@ PARTS = ((0, 4), (4, 5), (5, 8))
 def test_onnx_runtime_gives_the_same_logits(
     standard: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both compute in float32: half of its digits agree, as for packages. Left to itself ONNX Runtime rounds the inputs
-    of products that it makes of standard operators to int8."""
+    """Both compute in float32: half of the digits agree, as for packages. By default ONNX Runtime rounds the inputs of
+    products built from standard operators to int8."""
     quantized, output = small(tmp_path, "int4-g32", "lm_head=int8", "*embed_tokens=int8"), tmp_path / "model.onnx"
     capsys.readouterr()
     assert main(["export", str(quantized), "--onnx", str(output), *standard, "--json"]) == 0
@@ -130,8 +130,8 @@ def test_onnx_runtime_gives_the_same_logits(
 
 @pytest.mark.peers
 def test_executorch_gives_logits_as_close(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Inputs are rounded to 8 bits by XNNPACK and by us, not to the same numbers: to the logits of inputs that are not
-    rounded its distance is at most twice ours, for it may have the bad luck where we have the good."""
+    """XNNPACK and bitport both round inputs to 8 bits, but to different values: measured against the logits for
+    unrounded inputs, its error is at most twice ours, since rounding may happen to favour us."""
     rules = ("lm_head=int8-dyn", "*embed_tokens=int8-dyn")
     quantized, output = small(tmp_path, "int4-int8-g32", *rules), tmp_path / "model.pte"
     capsys.readouterr()
@@ -145,7 +145,7 @@ def test_executorch_gives_logits_as_close(tmp_path: Path, capsys: pytest.Capture
     exact = dequantize_(model)(input_ids=IDS).logits
     lib = pytest.importorskip("executorch.extension.pybindings.portable_lib")
     program = lib._load_for_executorch(str(output))
-    for _ in range(2):  # the state of another text is no matter
+    for _ in range(2):  # state left by another text must not matter
         theirs = [program.forward((IDS[:, a:b], torch.arange(a, b)))[0].clone() for a, b in PARTS]
         ends = [end - 1 for _, end in PARTS]
         off, own = torch.cat(theirs) - exact[0, ends], ours[0, ends] - exact[0, ends]

@@ -1,4 +1,4 @@
-"""--kv-cache: generate, eval and compare with keys and values in few bits give what the library computes."""
+"""--kv-cache: generate, eval and compare with a quantized KV cache give what the library computes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_generate(run: Run, llama: Path) -> None:
 
 
 def test_eval(run: Run, llama: Path, text: Path) -> None:
-    """The original of --against is read in floats, whatever the model beside it is."""
+    """The original of --against always uses a float cache."""
     tokens = token_ids(load_tokenizer(llama), text.read_text())[:200]
     model = load_model(llama, dtype=torch.float32)
     floats = perplexity(logits_of(model), tokens, window=64).value

@@ -1,4 +1,4 @@
-"""The frame of the command line: help, examples, exit codes, streams."""
+"""What all verbs of the command line share: help, examples, exit codes, streams."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_full_disk_is_one_message(run: Run, tmp_path: Path, monkeypatch: pytes
 
 
 def test_as_a_module_with_a_reader_that_leaves() -> None:
-    """``python -m bitport doctor | head -0``"""
+    """``python -m bitport doctor | head -0``: the reader closes the pipe."""
     words = [sys.executable, "-m", "bitport", "doctor"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -105,7 +105,7 @@ def test_reports_of_models(run: Run, llama: Path, int4: Path, text: Path, tmp_pa
 
 
 def test_a_report_that_cannot_be_written_does_not_take_the_result_along(run: Run, llama: Path, text: Path) -> None:
-    """Whose work may have taken hours."""
+    """The result may have taken hours to compute."""
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("there is no /dev/full")
@@ -165,7 +165,7 @@ def test_eval_keeps_within_the_positions_of_the_model(run: Run, llama: Path, tex
 
 
 def test_generate_takes_the_most_likely_token(run: Run, int4: Path, tmp_path: Path) -> None:
-    """Whatever generation_config.json says of penalties and beams."""
+    """Whatever generation_config.json says about penalties and beams."""
     copied = shutil.copytree(int4, tmp_path / "int4")
     said = json.loads((copied / "generation_config.json").read_text())
     assert said["repetition_penalty"] == 1.25
@@ -218,7 +218,7 @@ def test_generate_goes_to_the_last_position(run: Run, int4: Path) -> None:
 
 
 def test_tokens_that_the_model_does_not_have(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
-    """A tokenizer with one token more than the model has rows, and ids of another model."""
+    """A tokenizer with one token more than the model has rows, and ids made for another model."""
     other = shutil.copytree(llama, tmp_path / "other")
     said = json.loads((other / "tokenizer.json").read_text())
     said["model"]["vocab"]["e"] = 320

@@ -1,4 +1,4 @@
-"""Options of ``bitport quantize`` that would do nothing where they are given."""
+"""Options of ``bitport quantize`` that would have no effect in combination with others."""
 
 from __future__ import annotations
 

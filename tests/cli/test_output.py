@@ -1,4 +1,4 @@
-"""Where the verbs that write models do not write to."""
+"""Where the verbs that write models refuse to write."""
 
 from __future__ import annotations
 

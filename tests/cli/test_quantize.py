@@ -147,7 +147,7 @@ def test_a_single_file_is_a_source_too(run: Run, llama: Path, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its files hold every expert by itself, its model all of them stacked."""
+    """Its files hold each expert separately; the model stacks them."""
     directory = tmp_path_factory.mktemp("cli") / "mixtral"
     torch.manual_seed(0)
     config = transformers.MixtralConfig(
@@ -168,7 +168,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_other_names_in_the_model_are_told(run: Run, mixtral: Path, llama: Path, tmp_path: Path) -> None:
-    """Not of the experts of Mixtral, which load_model puts together."""
+    """Except for the experts of Mixtral, which load_model stacks."""
     assert "note" not in run("quantize", mixtral, "--scheme", "int8", "--dry-run").err
     assert "note" not in run("quantize", llama, "--scheme", "int8", "--dry-run").err
     other = shutil.copytree(llama, tmp_path / "other")
@@ -286,7 +286,7 @@ def test_static_scales_are_measured_on_data(run: Run, llama: Path, text: Path, t
 
 
 def test_static_scales_of_experts(run: Run, mixtral: Path, tmp_path: Path) -> None:
-    """Which the files hold one by one, and the model as one weight with one scale."""
+    """The files hold them one by one, the model as one weight with one scale."""
     ids = torch.randint(0, 320, (300,), generator=torch.Generator().manual_seed(0))
     save_file({"ids": ids}, tmp_path / "ids.safetensors")
     words = ("quantize", mixtral, "--scheme", "int8-static", "--data", tmp_path / "ids.safetensors", "--json")
@@ -462,7 +462,7 @@ def test_bits_are_chosen_for_each_weight(run: Run, llama: Path, text: Path, tmp_
 def test_problems_with_chosen_bits_are_told(
     run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
-    """At once, not after the model has written its own text, which takes minutes."""
+    """At once, rather than after the model has generated its own text, which takes minutes."""
     monkeypatch.setattr(streamed, "own_text", lambda *args, **options: pytest.fail("too late"))
     ran = run("quantize", llama, *words, "-o", llama.parent / "never")
     assert ran.code != 0
@@ -483,7 +483,7 @@ def test_problems_with_chosen_bits_are_told(
 def test_what_is_wrong_is_told_before_the_model_writes_its_text(
     run: Run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
-    """Which takes minutes."""
+    """Generating the text takes minutes."""
     monkeypatch.setattr(streamed, "own_text", lambda *args, **options: pytest.fail("too late"))
     journal = tmp_path / "begun" / "unfinished" / "journal.json"
     journal.parent.mkdir(parents=True)

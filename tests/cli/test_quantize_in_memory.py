@@ -1,4 +1,4 @@
-"""``bitport quantize --in-memory`` of what is no causal language model alone."""
+"""``bitport quantize --in-memory`` on models that are more than a causal language model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of which AutoModelForCausalLM takes the decoder alone."""
+    """A model of which AutoModelForCausalLM loads only the decoder."""
     directory = tmp_path_factory.mktemp("whisper")
     torch.manual_seed(0)
     ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)

@@ -1,4 +1,4 @@
-"""What algorithms are worth on a real language model: measured here on held-out text, and as recorded in docs."""
+"""How much algorithms gain on a real language model: measured here on held-out text, and as recorded in the docs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def measurer() -> Measurer:
 
 @pytest.mark.parametrize("scheme", ["int3", "int4-sym"])
 def test_gptq_is_better_than_rounding_to_nearest(measurer: Measurer, scheme: str) -> None:
-    """At less than half its cost, even on an eighth of the text and a quarter of the data."""
+    """It loses less than half as much, even on an eighth of the text with a quarter of the data."""
     cost = {row.algorithm: row.change_percent for row in measurer.rows(scheme, ("rtn", "gptq"))}
     assert cost["gptq"] is not None
     assert cost["rtn"] is not None
@@ -35,14 +35,15 @@ def test_gptq_is_better_than_rounding_to_nearest(measurer: Measurer, scheme: str
 
 
 CHANCE = 0.1
-"""Percent: the standard error, over the text of the table, of how two algorithms at three bits differ by token."""
+"""Percent: the standard error, over the text of the table, of the per-token difference between two algorithms at three
+bits."""
 
 
 @pytest.mark.parametrize("scheme", TABLES[0].schemes)
 def test_recorded_order(scheme: str) -> None:
-    """What looks at inputs before rounding to nearest, AWQ with SignRound before each alone. Below four bits, where
-    rounding hurts, also: all before rounding to nearest, mixed bits before the same for all. SignRound is no worse than
-    the GPTQ that it starts from; at two bits alone it may be: there neither sees much of the inputs."""
+    """Algorithms that look at inputs beat rounding to nearest, and AWQ with SignRound beats each alone. Below four
+    bits, where rounding hurts, everything beats rounding to nearest, and mixed bits beat uniform ones. SignRound is no
+    worse than the GPTQ that it starts from, except perhaps at two bits: there neither sees much of the inputs."""
     cost = {name: COST[scheme, name] for name in algorithms_of(scheme) if COST[scheme, name] is not None}
     informed = [cost[name] for name in ("gptq", "awq", "signround")]
     assert max(informed) < cost["rtn"]
@@ -65,7 +66,7 @@ def test_smoothing_helps_eight_bit_inputs() -> None:
 
 
 def test_rounding_to_nearest_is_that_of_the_accuracy_table() -> None:
-    """Both are float32 computations of one model: they differ by the rounding of sums at most."""
+    """Both evaluate one model in float32, so they differ at most by the rounding of sums."""
     table = {row["scheme"]: row for row in json.loads((ROOT / "docs" / "accuracy.json").read_text())["rows"]}
     for scheme in set(SCHEMES) & set(table):
         mine = next(row for row in RECORD["rows"] if (row["scheme"], row["algorithm"]) == (scheme, "rtn"))

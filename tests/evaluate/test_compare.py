@@ -63,8 +63,8 @@ def test_kernels_of_names_what_explain_says(base: Any) -> None:
     ("scheme", "bound"), [("int4", 2**-15), ("int8-dyn", 2**-4)], ids=["exact input", "rounded input"]
 )
 def test_noise_is_small_and_leaves_no_trace(base: Any, scheme: str, bound: float) -> None:
-    """Exact inputs: the budget is about 2^-20 of each output, and a few layers add up. Rounded inputs: at worst a step
-    of the 8-bit grid here and there."""
+    """Exact inputs: the budget is about 2^-20 of each output, and a few layers add up. Rounded inputs: at worst an
+    occasional step of the 8-bit grid."""
     model = quantized(base, scheme, calibrator(TOKENS))
     cast_parameters(model, torch.float32)
     losses = token_losses(logits_of(model), TOKENS, window=WINDOW)
@@ -73,7 +73,7 @@ def test_noise_is_small_and_leaves_no_trace(base: Any, scheme: str, bound: float
 
 
 class Counting:
-    """Generates nothing, notes what it was asked for."""
+    """Generates nothing, and records what it was asked for."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []

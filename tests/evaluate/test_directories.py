@@ -1,4 +1,4 @@
-"""Models in directories against the same models in memory."""
+"""Evaluating models in directories, compared with the same models in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOW = How(window=64, stride=48, max_tokens=200, batch=2, dtype=torch.float32)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """An original with a head of its own, and two made of it."""
+    """An original with an untied head, and two quantized versions of it."""
     folder = tmp_path_factory.mktemp("models")
     original = make_directory(folder / "llama", tie_word_embeddings=False)
     made = {"int4": "int4", "mixed": {"*.q_proj": "int4-int8", "model.embed_tokens": "int8", "*.mlp.*": "int3-g32"}}
@@ -71,7 +71,7 @@ def test_errors_of_weights_are_those_that_quantize_reports(models: list[Path], r
 
 
 def test_errors_of_outputs(models: list[Path], rows: list[Evaluation]) -> None:
-    """By hand in float64, inputs that are rounded to int8 included; of 64 rows in float32 sums of 128 products."""
+    """Against float64, including inputs rounded to int8; float32 sums of 128 products over 64 rows."""
     original, mixed = load_model(models[0], dtype=torch.float32), load_model(models[2], dtype=torch.float32)
     tokens = token_ids(load_tokenizer(models[0]), TEXT)[None, :64]
     report = rows[2].layers
@@ -93,7 +93,8 @@ def test_errors_of_outputs(models: list[Path], rows: list[Evaluation]) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8-dyn", "mxfp8", "int4-g32"])
 def test_errors_of_outputs_behind_a_scale_and_an_order_of_the_input(scheme: str, tmp_path: Path) -> None:
-    """Against the product itself in float32, where each of the inputs rounds as it meets the codes."""
+    """Against the float32 product itself, where inputs are rounded in the order and scale in which they meet the
+    codes."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(64, 48, bias=False)), torch.randn(30, 64) * torch.logspace(-1, 1, 64)
     save_file({"0.weight": model[0].weight.detach()}, tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""KL divergence and top-1 agreement against their definition in Python floats and in float64."""
+"""KL divergence and top-1 agreement against their definition, in Python floats and in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ numbers = st.lists(st.floats(-30, 30), min_size=5, max_size=5)
 
 
 def judged(p_logits: list[float], q_logits: list[float]) -> float:
-    """The definition, each sum exact."""
+    """The definition, with exact sums."""
     p_sum, q_sum = (math.fsum(map(math.exp, logits)) for logits in (p_logits, q_logits))
     terms = [
         math.exp(a) / p_sum * ((a - math.log(p_sum)) - (b - math.log(q_sum)))
@@ -38,8 +38,8 @@ def test_equals_the_definition(p: list[float], q: list[float]) -> None:
 
 @pytest.mark.parametrize("apart", [1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
 def test_float32_is_enough(apart: float) -> None:
-    """An error e of d = log q - log p, which is some roundings of numbers up to 40, changes a term p d^2 / 2 by d e: of
-    the sum that is 2 e / d, and less, as the errors of many tokens are not of one sign."""
+    """An error e of d = log q - log p, a few roundings of numbers up to 40, changes a term p d^2 / 2 by d e. Relative
+    to the sum that is 2 e / d, and less in practice, since the errors of many tokens differ in sign."""
     generator = torch.Generator().manual_seed(0)
     p = torch.randn(8, 4096, generator=generator) * 4
     q = p + apart * torch.randn(8, 4096, generator=generator)
@@ -63,14 +63,15 @@ def test_the_same_is_nothing_apart() -> None:
 
 
 def test_a_constant_added_to_logits_changes_next_to_nothing() -> None:
-    """Softmax does not see it; what float32 makes of it is a rounding of 1e3, squared."""
+    """Softmax is invariant to it; what float32 adds is a rounding of 1e3, squared."""
     p = torch.randn(4, 1000) * 3
     kl, _ = token_divergence(p, p + 1000)
     assert kl.max() < (1000 * 2**-24) ** 2
 
 
 def test_ruled_out_tokens() -> None:
-    """What the original rules out counts nothing; what only the other rules out is infinitely surprising."""
+    """Tokens ruled out by the original count for nothing; those ruled out only by the other have infinite
+    divergence."""
     some = torch.tensor([[0.0, 1.0, -math.inf]])
     less = torch.tensor([[0.0, -math.inf, -math.inf]])
     every = torch.tensor([[0.0, 1.0, 2.0]])
@@ -111,7 +112,7 @@ def test_summary() -> None:
 
 
 def test_two_models_in_memory() -> None:
-    """On the tokens that perplexity scores: all but the first of each window."""
+    """Over the tokens that perplexity scores: all but the first of each window."""
 
     def uniform(ids: Tensor) -> Tensor:
         return torch.zeros(*ids.shape, 4)

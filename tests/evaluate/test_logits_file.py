@@ -1,4 +1,4 @@
-"""Logits on disk: bit for bit, never more than fits, never left behind."""
+"""Logits on disk: bit for bit, never more than fits, and always cleaned up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of evaluations: what is compared is shown; the chart's axes."""
+"""Pages of evaluations: everything compared is shown; the chart's axes."""
 
 from __future__ import annotations
 

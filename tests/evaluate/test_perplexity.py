@@ -1,4 +1,4 @@
-"""Perplexity against a judge that scores one token at a time in Python floats."""
+"""Perplexity against a reference that scores one token at a time in Python floats."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ VOCABULARY = 7
 
 
 def context_logits(ids: Tensor) -> Tensor:
-    """Logits that depend on everything before: token v gets sin(v * (1 + sum of the ids so far))."""
+    """Logits that depend on the whole prefix: token v gets sin(v * (1 + sum of the ids so far))."""
     totals = 1.0 + ids.double().cumsum(-1)
     return torch.sin(totals[..., None] * torch.arange(VOCABULARY, dtype=torch.float64))
 
 
 def judged(tokens: list[int], window: int, stride: int) -> list[float]:
-    """The definition: for every token, the first window that holds it together with a token before it."""
+    """The definition: each token is scored in the first window that contains it and a token before it."""
     losses = []
     for t in range(1, len(tokens)):
         start = next(s for s in range(0, len(tokens), stride) if s <= t < s + window)

@@ -1,4 +1,4 @@
-"""Candidates take turns, and ratios are taken inside a repetition."""
+"""Candidates alternate, and ratios are taken within a repetition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bitport.evaluate import timing
 
 
 def test_ratios_are_taken_within_a_repetition() -> None:
-    """A machine that slows down by half during a run changes the medians, not the ratio."""
+    """A machine that becomes half as fast during a run changes the medians, but not the ratio."""
     times = {"a": [3.0, 6.0, 6.0], "b": [1.0, 2.0, 2.0]}
     assert timing.ratio(times, "a", "b") == 3.0
     assert timing.medians(times) == {"a": 6.0, "b": 2.0}

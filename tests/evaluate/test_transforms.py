@@ -1,4 +1,4 @@
-"""What changes of the model around its weights are worth on a real language model, on held-out text."""
+"""How much transforms of a model around its weights gain on a real language model, on held-out text."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ TEXT = 1024
 
 @pytest.fixture(scope="module")
 def yardstick() -> Yardstick:
-    """Half of the text, of which most tests take a quarter; a quarter of the data."""
+    """Half of the text, of which most tests use a quarter, and a quarter of the data."""
     found = Yardstick(ROOT / "models" / "tinylm")
     found.tokens, found.calibration = found.tokens[: 4 * TEXT], found.calibration[:1024]
     return found
 
 
 def losses(yardstick: Yardstick, model: Any, text: int = TEXT) -> Tensor:
-    """Negative log likelihoods of the first tokens, one by one."""
+    """Negative log-likelihood of each of the first tokens."""
     cast_parameters(model, torch.float32)
     return token_losses(logits_of(model), yardstick.tokens[:text], window=WINDOW, batch=4).double()
 
 
 def added(yardstick: Yardstick, scheme: str, *algorithms: object, text: int = TEXT) -> list[Tensor]:
-    """What each adds to the negative log likelihood of each token."""
+    """The increase that each algorithm causes in the negative log-likelihood of each token."""
     baseline = losses(yardstick, copy.deepcopy(yardstick.base), text)
     batches, found = [ids[None] for ids in yardstick.calibration.split(WINDOW // 2)], []
     for algorithm in algorithms:
@@ -48,17 +48,17 @@ def added(yardstick: Yardstick, scheme: str, *algorithms: object, text: int = TE
 
 
 def clearly_less(ours: Tensor, theirs: Tensor) -> bool:
-    """By more than three standard errors of the mean of the differences, token by token."""
+    """By more than three standard errors of the mean of the per-token differences."""
     difference = theirs - ours
     return float(difference.mean()) > 3 * float(difference.std()) / difference.numel() ** 0.5
 
 
 FEW = AWQ(steps=8)
-"""Quicker, and hardly worse."""
+"""Faster, and hardly worse."""
 
 
 def test_awq_and_gptq_at_three_bits(yardstick: Yardstick) -> None:
-    """The two together are about as good as AWQ alone here: which of them is ahead, no text of this length tells."""
+    """Both together are about as good as AWQ alone here: no text of this length tells which is better."""
     algorithms = ("rtn", "gptq", (FEW, Clip()), (FEW, GPTQ()))
     rtn, gptq, awq, both = added(yardstick, "int3", *algorithms, text=4 * TEXT)
     assert clearly_less(awq, 0.5 * rtn)
@@ -73,8 +73,8 @@ def test_awq_at_four_bits(yardstick: Yardstick) -> None:
 
 @pytest.mark.slow
 def test_gptq_and_signround_at_two_bits(yardstick: Yardstick) -> None:
-    """What channels have in common counts for little there: else tokens that share little with the others are lost,
-    whether the scales of channels were chosen or not."""
+    """What channels have in common must count for little there: otherwise tokens that share little with the others
+    suffer, with or without a search for channel scales."""
     trusting = GPTQ(coarse=0.0)
     learned, learned_trusting = SignRound(steps=10, sweeps=0), SignRound(steps=10, sweeps=0, start=trusting, coarse=0.0)
     before, after, sum_before, sum_after = added(
@@ -85,13 +85,13 @@ def test_gptq_and_signround_at_two_bits(yardstick: Yardstick) -> None:
 
 
 def test_smoothquant_beside_four_bits(yardstick: Yardstick) -> None:
-    """Weights of four bits and inputs of eight."""
+    """Four-bit weights and eight-bit inputs."""
     rtn, smooth = added(yardstick, "int4-int8", "rtn", (Smooth(steps=8),))
     assert smooth.mean() < 0.5 * rtn.mean()
 
 
 def test_a_rotated_model_loses_nothing(yardstick: Yardstick) -> None:
-    """In bf16, whose rounding of the weights is 2^-9: a hundredth of what three bits cost."""
+    """In bf16, whose rounding of the weights is 2^-9: a hundredth of the loss at three bits."""
     model = copy.deepcopy(yardstick.base)
     before = losses(yardstick, copy.deepcopy(model)).mean()
     Rotate(untie=True).model_(model, [yardstick.calibration[None, : WINDOW // 2]])

@@ -1,4 +1,4 @@
-"""The yardstick model: its corpus is reproducible, its files fit together, and its recorded figures are true."""
+"""The reference model: its corpus is reproducible, its files belong together, and its recorded figures are true."""
 
 import copy
 import hashlib
@@ -31,7 +31,7 @@ def tinylm() -> model.TinyLM:
 
 
 def test_a_seed_always_gives_the_same_text() -> None:
-    """The digest is that of the corpus the stored weights were trained on."""
+    """The digest is that of the corpus that the stored weights were trained on."""
     text = corpus.take(corpus.TRAIN_SEED, 50_000).encode()[:50_000]
     assert hashlib.sha256(text).hexdigest() == "86476ad6565dbe9344738ed78e80606ecead09a823153fece91cf577432cd49f"
 
@@ -58,7 +58,7 @@ def test_text_is_rich_and_free_of_template_marks() -> None:
 
 
 def test_sums_in_the_stories_are_right() -> None:
-    """Read back from: had START things in a bag. ... gave GIVEN things to Y, so X had REST left."""
+    """Parsed from: had START things in a bag. ... gave GIVEN things to Y, so X had REST left."""
     value = {number(n): n for n in range(100)}
     text = corpus.take(corpus.TRAIN_SEED, 1_000_000)
     told = re.findall(
@@ -71,7 +71,7 @@ def test_sums_in_the_stories_are_right() -> None:
 
 
 def test_pronouns_stand_for_the_last_person_they_fit() -> None:
-    """Of two people with the same pronoun only the one named last is meant by it."""
+    """Of two people with the same pronoun, it refers only to the one mentioned last."""
     story = Story(corpus.random.Random(0))
     tom, ben = Person("Tom", "he", "kind"), Person("Ben", "he", "brave")
     for _ in range(50):
@@ -122,7 +122,7 @@ def test_model_needs_its_context(tinylm: model.TinyLM) -> None:
     with torch.no_grad():
         full = tinylm(tokens.view(-1, evaluate.WINDOW)).log_softmax(-1)
         short = tinylm(tokens.view(-1, 32)).log_softmax(-1)
-    later = torch.arange(len(tokens) - 1) % 32 >= 8  # predictions that had at least eight tokens of context in both
+    later = torch.arange(len(tokens) - 1) % 32 >= 8  # predictions with at least eight tokens of context in both
     later &= (torch.arange(len(tokens) - 1) + 1) % 32 != 0
     long_loss, short_loss = (
         -logp.reshape(-1, tinylm.config.vocab_size)[:-1].gather(1, tokens[1:, None])[later].mean().item()
@@ -140,7 +140,7 @@ def test_spreading_channels_changes_no_bit_of_the_logits(tinylm: model.TinyLM) -
     assert not torch.equal(weight, even_weight)
     with torch.no_grad():
         assert torch.equal(tinylm(tokens), even(tokens))
-    # what undoing leaves is more even: the sizes of a row's channels vary less
+    # what remains after undoing is more even: channel magnitudes within a row vary less
     assert even_weight.mean(0).log().std() < 0.5 * weight.mean(0).log().std()
 
 
@@ -158,7 +158,7 @@ def test_readme_states_the_figures_of_the_log() -> None:
 
 
 def test_transformers_reads_the_folder_alike(tinylm: model.TinyLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both run in float32 on the same weights, so logits of size 10 may differ by rounding alone: 1e-3 is generous."""
+    """Both run in float32 on the same weights, so logits of size 10 differ only by rounding: 1e-3 is generous."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     text = (FOLDER / "eval.txt").read_text()[:3000]

@@ -45,7 +45,7 @@ DESERIALIZERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"
 
 
 def swallowed_errors(path: str, tree: ast.Module) -> Iterator[ast.AST]:
-    """Handlers of everything, but for those that clean up and raise again."""
+    """Find catch-all handlers, except those that clean up and re-raise."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
             kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -60,7 +60,8 @@ def is_fork(node: ast.expr) -> bool:
 
 
 def process_wide_changes(path: str, tree: ast.Module) -> Iterator[ast.AST]:
-    """A seed may be set inside ``with torch.random.fork_rng()``, or what calls it, which puts the state back."""
+    """Find process-wide changes. A seed may be set inside ``with torch.random.fork_rng()``, or a function that uses it,
+    since that restores the state."""
     withs = (node for node in ast.walk(tree) if isinstance(node, ast.With))
     forks = (node for node in withs if any(is_fork(item.context_expr) for item in node.items))
     undone = {id(node) for fork in forks for node in ast.walk(fork)}

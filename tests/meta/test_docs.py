@@ -1,4 +1,4 @@
-"""What the documents say about formats, numbers and commands is what the code does."""
+"""What the documentation says about formats, numbers and commands must match the code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DOCS = ROOT / "docs"
 
 
 def table_keys(text: str, heading: str) -> set[str]:
-    """What stands in backquotes in the first column of the table after ``heading``."""
+    """Return what is in backquotes in the first column of the table after ``heading``."""
     rows = text.split(heading)[1].split("\n\n")
     table = next(block for block in rows if block.lstrip().startswith("|"))
     return {key for line in table.strip().splitlines()[2:] for key in re.findall(r"`([^`]+)`", line.split("|")[1])}
@@ -92,7 +92,7 @@ def test_schemes_to_choose_from_are_as_large_as_is_said() -> None:
 
 
 def test_inputs_are_rounded_as_the_readme_says() -> None:
-    """One for all schemes of a line, or one for each."""
+    """One entry for all schemes of a row, or one for each."""
     for names, _, cell in table("../README.md", "name"):
         schemes = [bitport.preset(name) for name in re.findall(r"`(.+?)`", names)]
         said = cell.split("; ")
@@ -110,7 +110,7 @@ def rounding_of_inputs(scheme: Scheme) -> str:
 
 
 def language_model(tied: bool) -> nn.Module:
-    """With the names of most models of transformers."""
+    """A model with the parameter names of most transformers models."""
     block = nn.ModuleDict({"mlp": nn.ModuleDict({"up_proj": nn.Linear(64, 64)})})
     inner = nn.ModuleDict({"embed_tokens": nn.Embedding(96, 64), "layers": nn.ModuleList([block])})
     model = nn.ModuleDict({"model": inner, "lm_head": nn.Linear(64, 96, bias=False)})
@@ -177,7 +177,7 @@ def python_of(text: str) -> list[str]:
 OF_THE_READER = {"model", "build_model", "batches", "x", "inputs", "keys", "values", "q", "Adapted"} | {
     *("encoder", "decoder", "sound", "ids", "states")
 }
-"""What samples do something with, and cannot make."""
+"""Names that the samples use but cannot create."""
 SAMPLES = [path for path in files(".md") if "```python" in path.read_text() and path.name != "reference.md"]
 
 
@@ -195,7 +195,7 @@ def test_names_in_samples_are_defined_before_their_use(path: Path) -> None:
 
 
 def take_first_steps(folder: Path) -> None:
-    """The commands of the README that a reader tries first, with the model that comes along."""
+    """Run the commands of the README that a reader tries first, with the model in the repository."""
     (folder / "models").symlink_to(ROOT / "models")
     block = (ROOT / "README.md").read_text().split("## First steps")[1].split("```sh\n")[1].split("```")[0]
     commands = [shlex.split(line, comments=True) for line in block.splitlines() if line.startswith("bitport ")]
@@ -204,7 +204,7 @@ def take_first_steps(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["README.md", "docs/transforms.md", "docs/training.md", "docs/optimizers.md"])
 def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each statement as it stands, but for the device; what changes a model is given one that nobody changed."""
+    """Run each statement as it is, apart from the device; those that change a model get a fresh one."""
     families = pytest.importorskip("tests.algorithms.families", reason="needs the extra: pip install 'bitport[hf]'")
     monkeypatch.chdir(tmp_path)
     if text == "README.md":
@@ -218,7 +218,7 @@ def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_said_of_an_h100_is_what_was_recorded() -> None:
-    """By the README, the changelog, docs/choosing.md and docs/transformers.md, in words: change these if this fails."""
+    """In the README, the changelog, docs/choosing.md and docs/transformers.md, in words: update these if this fails."""
     lines = lines_of(RESULTS / "gpu-methods.jsonl")
     run = [name for name, head in runs_of(lines).items() if "H100" in head["gpu"]["device"]][-1]
     timed = [line for line in lines if line["run"] == run and "speedup" in line]

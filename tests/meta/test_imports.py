@@ -1,4 +1,4 @@
-"""Imports point downward only; backends hang below the ops and nobody imports them."""
+"""Imports point only downward; backends sit below the ops and nobody imports them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORDER = (
     ("cli",),
     ("__main__",),
 )
-"""From the bottom up. A part may import what stands in a lower row, and itself."""
+"""From the bottom up. A part may import itself and what is in a lower row."""
 
 BACKENDS_MAY = {"errors", "numerics", "schemes", "layouts", "tensor", "ops", "backends"}
 
@@ -55,7 +55,8 @@ HEAVY = (
 
 
 def targets(path: str) -> list[tuple[str, int]]:
-    """The parts of bitport that a module imports. What the package itself offers (bitport.QTensor) is "__init__"."""
+    """Return the parts of bitport that a module imports. Names of the package itself (bitport.QTensor) count as
+    "__init__"."""
     parts = {part(each) for each in modules()}
     found = []
     for name, line in imported(path, modules()[path]):
@@ -81,14 +82,14 @@ def test_imports_point_downward() -> None:
 
 
 def test_every_part_is_in_the_order() -> None:
-    """A new part gets its row in ORDER."""
+    """A new part needs a row in ORDER."""
     assert {part(path) for path in modules()} - {"backends"} <= set(LEVEL)
 
 
 @pytest.fixture(scope="module")
 def fresh_import(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """What ``import bitport`` adds to a process that has torch: modules, and seconds of processor time (best of 3, so
-    that neither a busy machine counts nor the first compilation of the sources)."""
+    """What ``import bitport`` adds to a process that has torch: modules and CPU seconds (the best of 3, so that neither
+    a busy machine nor compiling the sources the first time counts)."""
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("compiled"))}
     script = (
         "import sys, time, json, torch, numpy, safetensors.torch; before = set(sys.modules); "

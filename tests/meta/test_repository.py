@@ -1,4 +1,4 @@
-"""What the texts say is there is there; and they say nothing about the machine they were written on."""
+"""What the texts refer to must exist, and they must say nothing about the machine they were written on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARKDOWN = {path.relative_to(ROOT).as_posix(): path for path in files(".md")}
 
 
 def targets() -> set[str]:
-    """What ``make`` can be asked for."""
+    """The targets of the Makefile."""
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""How the house is built: small files, one idea each, said at the top; tests where one looks for them."""
+"""Structure of the repository: small files with one idea each, stated at the top; tests where one looks for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tree import PACKAGE, ROOT, modules
 LONGEST, MEDIAN = 500, 150
 
 OTHER_TESTS = {"meta", "bench", "examples", "native"}
-"""Test folders for what is not a folder of bitport."""
+"""Test folders that do not correspond to a folder of bitport."""
 
 
 def lines(path: Path) -> int:
@@ -49,8 +49,8 @@ def test_every_part_has_tests() -> None:
 
 
 def test_the_reference_is_that_of_the_code() -> None:
-    """The names users may rely on, their signatures, and the options of the command line, on two pages: a change of
-    them is a decision, and goes into the changelog."""
+    """Two pages list the names users may rely on, their signatures, and the command-line options. Changing one is a
+    decision, and belongs in the changelog."""
     for package, extra in (("transformers", "hf"), ("diffusers", "diffusers")):
         pytest.importorskip(package, reason=f"needs the extra: pip install 'bitport[{extra}]'")
     command = [sys.executable, "tools/reference.py", "--check"]

@@ -17,7 +17,7 @@ TEXT = (".py", ".md", ".toml", ".txt", ".json", ".cpp", ".cc", ".h", ".sh", ".ym
 
 @functools.cache
 def modules() -> dict[str, ast.Module]:
-    """Path below the package -> syntax tree of every module of bitport."""
+    """Map the path (relative to the package) of every module of bitport to its syntax tree."""
     paths = sorted(PACKAGE.rglob("*.py"))
     return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(), str(path)) for path in paths}
 
@@ -28,7 +28,7 @@ def part(path: str) -> str:
 
 
 def dotted(node: ast.AST) -> str:
-    """a.b.c for an attribute chain on a name; "" for anything else."""
+    """Return a.b.c for an attribute chain on a name, "" for anything else."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -37,7 +37,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def imported(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """(dotted module or name, line) of every import in a module, wherever it stands."""
+    """Yield (dotted module or name, line) for every import of a module, at any nesting level."""
     package = ["bitport", *path.split("/")[:-1]]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -49,7 +49,7 @@ def imported(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def files(*suffixes: str) -> Iterator[Path]:
-    """The project's files with one of ``suffixes``, its top folder's own files included."""
+    """Yield the project's files with one of ``suffixes``, including those in the root folder."""
     tops = [path for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".")]
     nested = (path for name in TREES if (ROOT / name).is_dir() for path in (ROOT / name).rglob("*"))
     for path in (*sorted(tops), *sorted(nested)):
@@ -60,6 +60,6 @@ def files(*suffixes: str) -> Iterator[Path]:
 
 
 def table(page: str, first: str) -> list[list[str]]:
-    """The cells of the table of a page of docs whose first column is called ``first``."""
+    """Return the cells of the table in a page of docs whose first column is called ``first``."""
     rows = (ROOT / "docs" / page).read_text().split(f"| {first} |")[1].split("\n\n")[0]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in rows.splitlines()[2:]]

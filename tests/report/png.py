@@ -1,4 +1,4 @@
-"""Reads what a browser writes: PNG with 8 bits per channel, not interlaced."""
+"""Reader for the PNG files that a browser writes: 8 bits per channel, not interlaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHANNELS = {2: 3, 6: 4}
 
 
 def read_png(path: Path) -> Tensor:
-    """uint8 [height, width, 3]."""
+    """Return the pixels as uint8 [height, width, 3]."""
     data, at, packed, header = path.read_bytes(), 8, b"", b""
     while at < len(data):
         (length,) = struct.unpack_from(">I", data, at)

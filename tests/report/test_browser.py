@@ -1,4 +1,4 @@
-"""Pages of reports opened in a browser: what it makes of them, and what it paints."""
+"""Report pages in a real browser: how it parses them, and what it renders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WIDTH, HEIGHT = 700, 900
 
 
 def browse(content: str, folder: Path, *options: str) -> str:
-    """What chromium prints; each run with a profile of its own."""
+    """Return what chromium prints; each run uses its own profile."""
     path = folder / "page.html"
     path.write_text(content, encoding="utf-8")
     command = [BROWSER or "", *QUIET, f"--user-data-dir={folder / 'profile'}", *options, path.as_uri()]
@@ -54,7 +54,7 @@ def test_the_browser_builds_every_row_and_cell(report: Report, tmp_path: Path) -
 
 
 def test_hostile_names_stay_text_in_the_browser(tmp_path: Path) -> None:
-    """Elements, as the browser's own parser understands the page: no script, no image, no handler."""
+    """Checked in the DOM that the browser built: no script, no image, no event handler."""
     built = browse(page(HOSTILE, NAMES[2], NAMES[0]), tmp_path, "--dump-dom")
     assert not re.search(r"<(script|img|a|b|iframe|link|object)\b", built)
     tags = re.findall(r"<\w+[^>]*>", re.sub(r'"[^"]*"', '""', built))
@@ -65,7 +65,7 @@ def test_hostile_names_stay_text_in_the_browser(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_is_painted(report: Report, tmp_path: Path, dark: bool) -> None:
-    """Not blank, in the light the reader wants, with the shades of the heat map."""
+    """The page is not blank, follows the colour scheme, and contains the shades of the heat map."""
     picture = tmp_path / "page.png"
     options = [f"--screenshot={picture}", f"--window-size={WIDTH},{HEIGHT}", *([DARK] if dark else [])]
     browse(page(report, "some model"), tmp_path, *options)

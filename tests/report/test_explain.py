@@ -1,4 +1,5 @@
-"""explain(): for every quantized weight the op, and per number of rows the kernel and the refusals."""
+"""explain(): the op of every quantized weight, and for each number of rows the kernel and the reasons against
+others."""
 
 from __future__ import annotations
 
@@ -117,5 +118,5 @@ def test_experts_with_a_fixed_scale() -> None:
 
 
 def test_nothing_is_computed(model: nn.Module) -> None:
-    """A million rows are explained without being made."""
+    """The rows exist only as a number."""
     assert bitport.explain(model, rows=(1 << 30,)).layers

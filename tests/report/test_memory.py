@@ -1,4 +1,4 @@
-"""What the system says of memory, and an estimate as text."""
+"""The memory that the system reports, and an estimate as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_what_the_system_says() -> None:
     [
         ("0::/a/b", "a/memory.max"),
         ("0::/", "memory.max"),
-        ("5:cpu,memory:/docker/1f", "memory/memory.limit_in_bytes"),  # a container sees its own group as the root
+        ("5:cpu,memory:/docker/1f", "memory/memory.limit_in_bytes"),  # a container sees its own cgroup as the root
         ("4:cpuset:/\n3:memory:/a\n0::/a", "memory/a/memory.limit_in_bytes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The page of a report: complete, self-contained, and proof against the names in it."""
+"""The page of a report: complete, self-contained, and safe against hostile names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAY = {
 
 
 class Reader(html.parser.HTMLParser):
-    """Every element is closed in its turn; collects elements, attributes and text."""
+    """Checks that elements are closed in order; collects elements, attributes and text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ RECIPES = {
 def test_what_it_says_does_the_same_again(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The Python that is shown is run, with the recipe that is shown."""
+    """Run the Python that the page shows, with the recipe that it shows."""
     recipe, algorithm, shown = RECIPES[case]
     torch.manual_seed(0)
     model, again = Model(), Model()

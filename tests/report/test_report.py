@@ -1,4 +1,4 @@
-"""Reports: data first (JSON both complete and exact), text second; progress only where somebody watches."""
+"""Reports: data first (JSON both complete and exact), text second; progress is shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_tied_weight_is_one_weight() -> None:
 
 
 def test_json_is_json_where_an_error_is_infinite() -> None:
-    """A weight that its scheme holds exactly has an infinite SQNR, which JSON has no word for."""
+    """A weight that its scheme holds exactly has an infinite SQNR, which JSON cannot represent."""
     model = nn.Linear(32, 8)
     with torch.no_grad():
         model.weight.fill_(1.0)

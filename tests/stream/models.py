@@ -1,4 +1,4 @@
-"""A small model of blocks with experts, one of which is never asked, and its files."""
+"""A small model of blocks with experts, one of which gets no tokens, and its files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 
 class Tied(Model):
-    """The head is the embedding; the first block and the last share a layer, whose inputs are larger in the last."""
+    """The head is the embedding; the first and the last block share a layer, whose inputs are larger in the last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ def empty(make: type[Model] = Model) -> Model:
 
 
 def write(folder: Path, make: type[Model] = Model) -> Path:
-    """In two files, with an index; ``folder / "model"``."""
+    """Write two files with an index to ``folder / "model"``, and return that path."""
     directory = folder / "model"
     directory.mkdir()
     model = built(make)
-    names = [name for name, _ in model.named_parameters()]  # of tied ones the first
+    names = [name for name, _ in model.named_parameters()]  # the first of tied ones
     state = model.state_dict()
     index = {name: f"model-{at % 2}.safetensors" for at, name in enumerate(names)}
     for file in set(index.values()):

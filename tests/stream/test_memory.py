@@ -1,4 +1,4 @@
-"""What is foretold is enough, and far less than the model: measured in a process of its own."""
+"""The memory estimate is sufficient and far below the model's size: measured in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes together leave the very files of one."""
+"""Two processes together produce exactly the files of one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ tasks = "/proc/self/task"
 names = [open(f"{tasks}/{task}/comm").read() for task in os.listdir(tasks)] if os.path.exists(tasks) else []
 assert not [name for name in names if "gloo" in name], names
 """
-"""After it no thread of the group is left: as the interpreter ends such a thread may abort the process."""
+"""No thread of the process group may remain: at interpreter shutdown such a thread may abort the process."""
 RUNS = {
     "gptq in memory": ("int4-g32", "gptq", "memory"),
     "gptq on disk": ("int4-g32", "gptq", "disk"),
@@ -45,7 +45,8 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
-    """A folder with the model and what two processes have made of it, one run after another, and what each told."""
+    """The folder with the model and the results of two processes, one run after another, and the reports of each
+    run."""
     folder = tmp_path_factory.mktemp("together")
     words = [sys.executable, "-c", ONE, str(write(folder)), str(folder), json.dumps(RUNS)]
     started = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -63,7 +64,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 @pytest.mark.xdist_group("stream in two processes")  # started once, by one worker
 @pytest.mark.parametrize("name", RUNS)
 def test_two_do_what_one_does(name: str, together: tuple[Path, dict[str, list[str]]], tmp_path: Path) -> None:
-    """Three batches: one process has two of them."""
+    """With three batches, one process has two of them."""
     folder, told = together
     scheme, algorithm, activations = RUNS[name]
     recipe, options = {"embed": "int8", "*": scheme}, {"algorithm": algorithm, "activations": activations}

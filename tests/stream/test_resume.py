@@ -1,4 +1,4 @@
-"""Killed at any point and resumed, a run leaves the files of one that was not killed."""
+"""A run that is killed at any point and resumed leaves the same files as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ check_kills(folder, run, 4)
     ],
 )
 def test_kill(tmp_path: Path, scheme: str, algorithm: str, activations: str) -> None:
-    """Once at each of several random places, and twice in one run."""
+    """Once at each of several random writes, and twice in one run."""
     write(tmp_path)
     command = [sys.executable, "-c", KILLED, str(tmp_path), scheme, algorithm, activations]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -66,7 +66,7 @@ class PowerFails(Exception):
 
 
 def end_early(stream: Stream, steps: int) -> None:
-    """The power fails when so many steps are finished."""
+    """Simulate a power failure after ``steps`` finished steps."""
     quantize = stream._quantize
 
     def until(*args: Any) -> None:
@@ -82,7 +82,7 @@ def end_early(stream: Stream, steps: int) -> None:
 
 @pytest.fixture
 def begun(tmp_path: Path) -> tuple[Path, Path]:
-    """(source, output with two finished steps)."""
+    """Return (source, output with two finished steps)."""
     source, target = write(tmp_path), tmp_path / "out"
     end_early(Stream(empty(), source, target, "int4-g32", batches=batches(), activations="disk"), 2)
     return source, target
@@ -112,7 +112,8 @@ def test_scales_that_were_measured_are_not_measured_again(
 
 
 def test_what_would_fail_again_leaves_nothing_to_resume(tmp_path: Path) -> None:
-    """Neither a run that was refused before it began nor one that data cannot serve; what was there before stays."""
+    """Neither a run refused before it began nor one that fails because of its data; an earlier unfinished run is
+    kept."""
     source, target = write(tmp_path), tmp_path / "out"
     with pytest.raises(ArgumentError, match="are allowed"):
         Stream(empty(), source, target, "int4-g32", batches=batches(), memory_limit=1000)
@@ -153,7 +154,7 @@ def test_another_run_is_not_resumed(begun: tuple[Path, Path], options: dict[str,
 
 
 def test_one_token_that_changed_is_noticed(tmp_path: Path) -> None:
-    """In what a tokenizer gives, and where a long tensor is not printed."""
+    """Also in the output of a tokenizer, and in the part of a long tensor that repr elides."""
     source, ids = write(tmp_path), torch.zeros(1, 2000, dtype=torch.int64)
     options: dict[str, Any] = {"model": empty(), "source": source, "target": tmp_path / "out", "recipe": "int4-g32"}
     Stream(**options, batches=[UserDict(ids=ids)])

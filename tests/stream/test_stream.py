@@ -1,4 +1,4 @@
-"""A streamed run gives the weights that quantize_ gives, holds no more than a block, and says what it cannot do."""
+"""A streamed run gives the same weights as quantize_, holds no more than one block, and reports what it cannot do."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_the_result_is_that_of_quantize(tmp_path: Path, run: str, activations: s
 
 
 class Sends(Model):
-    """Asks an embedding where it is before it calls it, as Llama 4 does."""
+    """Reads the device of an embedding before calling it, as Llama 4 does."""
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids.to(self.embed.weight.device))
 
 
 class Takes(Model):
-    """Takes the weight of an embedding that it never calls, as DeBERTa does; its blocks get it."""
+    """Uses the weight of an embedding that it never calls, as DeBERTa does, and passes it to its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Takes(Model):
 
 
 class Reaches(Model):
-    """Takes a weight out of a block."""
+    """Uses a weight of a block from outside."""
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids) + self.layers[1].up.weight.sum()
@@ -113,8 +113,8 @@ def test_weights_of_blocks_are_not_there_outside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
 def test_static_scales_are_those_of_the_float_model(tmp_path: Path, algorithm: str) -> None:
-    """Of float8 the largest input over 448, here as hooks see it in a run of the whole model. One layer is used in two
-    blocks, the head is the embedding."""
+    """For float8 the largest input over 448, here measured by hooks in a run of the whole model. One layer is used in
+    two blocks, and the head is the embedding."""
     model, largest = built(Tied), dict[int, torch.Tensor]()
 
     def note(module: nn.Module, args: tuple[torch.Tensor]) -> None:
@@ -137,7 +137,7 @@ def test_static_scales_are_those_of_the_float_model(tmp_path: Path, algorithm: s
 
 @pytest.mark.parametrize("run", ["awq", "smooth"])
 def test_blocks_are_changed_before(source: Path, tmp_path: Path, run: str) -> None:
-    """The norm of each block, which is not quantized, carries scales; the files have it as it became."""
+    """The norm of each block, which is not quantized, absorbs scales; the files contain the changed norm."""
     recipe, algorithm = RUNS[run]
     report = Stream(
         empty(), source, tmp_path / "out", recipe, batches=batches(), algorithm=algorithm, activations="disk"
@@ -158,7 +158,7 @@ def test_an_expert_that_saw_no_token_is_told(source: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("activations", ["memory", "disk"])
 def test_one_block_at_a_time(source: Path, tmp_path: Path, activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a block runs, no other has weights; afterwards none has."""
+    """While a block runs, no other has weights; at the end none has."""
     model, seen = empty(), []
     forward = Block.forward
 
@@ -196,7 +196,7 @@ def test_the_estimate_counts_what_there_is(source: Path, tmp_path: Path) -> None
         told[keep] = Stream(empty(), source, tmp_path / keep, "int4-g32", batches=given, activations=keep).memory
     tokens = sum(batch.numel() for batch in given)
     block = sum(param.numel() for param in Block().parameters()) * 4
-    between = tokens * (WIDTH + WIDTH + 1) * 4  # what blocks hand on; the embedded tokens and the shift they are given
+    between = tokens * (WIDTH + WIDTH + 1) * 4  # what blocks pass on; the embedded tokens and the shift they are given
     assert told["memory"].weights == block
     assert told["memory"].activations == between
     assert told["memory"].disk == 0
@@ -233,7 +233,7 @@ def test_what_cannot_be_done_is_told_before(
 
 
 class Unused(Model):
-    """Its second block has a layer that nothing goes through."""
+    """Its second block has a layer that is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class Unused(Model):
 
 
 class FirstKept(Model):
-    """The head gets the output of the first block, too."""
+    """The head also gets the output of the first block."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids)
@@ -266,7 +266,7 @@ class FirstKept(Model):
 def test_static_scales_that_cannot_be_measured(
     tmp_path: Path, make: type[Model], message: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any weight is rounded; nothing is left of it."""
+    """The error comes before any weight is rounded, and leaves no files."""
     stream = Stream(
         empty(make), write(tmp_path, make), tmp_path / "out", "int8-static", batches=batches(), algorithm=algorithm
     )
