@@ -1,4 +1,4 @@
-"""A peer that shows what can go wrong: it is wrong, refuses, raises, takes long, or takes its process down."""
+"""A peer that fails in every way: it gives wrong results, refuses, raises, hangs, or kills its process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A device module on the CPU, in place of torch.cuda: its events read the clock of the host, and its graphs keep the
-operations that they saw, with their tensors, and do them again into the same memory."""
+"""A device module on the CPU, in place of torch.cuda: its events read the host's clock, and its graphs record
+operations with their tensors and replay them into the same memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.gpu.accelerator import Accelerator
 
 CACHE = 1 << 16
 FORBIDDEN = {"item", "_local_scalar_dense", "nonzero"}
-"""A host that waits cannot be recorded."""
+"""A graph cannot capture operations that synchronize with the host."""
 
 
 class Event:

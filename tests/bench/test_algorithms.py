@@ -1,4 +1,5 @@
-"""The measurement of algorithms beside their references, and the references themselves where they are installed."""
+"""The measurement of algorithms against their reference implementations, and those references themselves where
+installed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from bitport.schemes import preset
 
 
 def stand_in(scheme: str) -> types.ModuleType:
-    """A reference that is rounding to nearest."""
+    """A reference that rounds to nearest."""
     module = types.ModuleType("stand_in")
 
     def solve(weight: Tensor, x: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ def test_no_more_than_a_hundredth_further_than_the_reference(name: str) -> None:
     if isinstance(module, str):
         pytest.skip(module)
     ours, theirs = 0.0, 0.0
-    for seed in range(8):  # a search over few candidates has better and worse luck with a small layer
+    for seed in range(8):  # on a small layer, a search over few candidates depends on luck
         weight, x = algorithms.operands(256, 128, 2048, seed)
         ours += algorithms.error(name, weight, algorithms.ours(module, weight, x), x)
         theirs += algorithms.error(name, weight, module.solve(weight, x), x)

@@ -40,7 +40,7 @@ def test_the_first_pairs_prove_nothing(pairs: int) -> None:
     ids=["level", "within noise", "slower", "faster"],
 )
 def test_slower_means_beyond_the_noise(true: float, noise: float, bad: bool) -> None:
-    """The noise is lopsided, as that of a machine is: now and then a turn is disturbed, and takes thrice as long."""
+    """The noise is one-sided, as on a real machine: occasionally a turn is disturbed and takes three times as long."""
     source = random.Random(0)
 
     def turn(seconds: float) -> float:
@@ -105,7 +105,7 @@ def test_a_small_run(chosen: products.Chosen, base: Candidate) -> None:
 
 
 def test_what_looks_slow_is_measured_again(chosen: products.Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In alternating order: who is first has no advantage."""
+    """In alternating order, so that going first is no advantage."""
     asked: list[str] = []
 
     def turn(self: check.Turns, candidate: Candidate, m: int, fact: Row) -> float:

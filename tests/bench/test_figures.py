@@ -1,4 +1,4 @@
-"""What becomes of measured times: figures, the check, the page. All on made-up records."""
+"""How measured times become figures, the check and the page. All on made-up records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ del LINES[-1]["ms"]
 
 
 def test_a_speedup_is_taken_within_repetitions() -> None:
-    """The machine was half as fast in the second repetition: the ratio does not see it."""
+    """The machine was half as fast in the second repetition, which does not affect the ratio."""
     base = {0: 1.0, 1: 2.0, 2: 1.0}
     found = products.figures_of({0: 0.5, 1: 1.0, 2: 0.25}, base)
     assert (found["speedup"], found["repetitions"], found["ms"]) == (2.0, 3, 500.0)
@@ -97,7 +97,7 @@ def test_the_page_holds_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_each_processor_has_a_page_of_its_own(tmp_path: Path) -> None:
-    """A later run on another does not take the place of the first, nor its reasons."""
+    """A later run on another processor replaces neither the first page nor its reasons."""
     other = {**HEAD, "run": "r2", "machine": {**HEAD["machine"], "cpu": "Other (R) @ 2 GHz"}}
     lines = [*LINES, other, *({**each, "run": "r2", "speedup": 3.0} for each in LINES[1:] if "speedup" in each)]
     overhead = {"what": "scheme", "name": "int4", "ratio": 1.5, "machine": other["machine"]}
@@ -146,7 +146,7 @@ def test_the_suite_knows_its_schemes() -> None:
 
 
 def test_recorded_runs_can_be_read() -> None:
-    """Every row of the committed results belongs to a run whose header is there."""
+    """Every row of the committed results belongs to a run with a header."""
     lines = results.lines_of(results.PRODUCTS)
     runs = results.runs_of(lines)
     assert [line for line in lines if line["run"] not in runs] == []

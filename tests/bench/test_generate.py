@@ -1,4 +1,4 @@
-"""Generation end to end: what is compared, how, and that the models are whole."""
+"""End-to-end generation: what is compared, how, and that the models are complete."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_layers_can_be_left_out() -> None:
 
 
 def test_the_random_model_is_whole() -> None:
-    """Built on the meta device; what is computed at construction must not be lost there."""
+    """It is built on the meta device, where values computed at construction must not get lost."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     made = model_of("llama-tiny")
@@ -65,7 +65,7 @@ def test_the_random_model_is_whole() -> None:
 
 @pytest.mark.parametrize(("library", "scheme"), [("torch", "bf16"), ("bitport", "int8")], ids=["bf16", "int8"])
 def test_a_speaker_reads_and_writes(library: str, scheme: str) -> None:
-    """The tokens are those of a plain greedy loop without a cache; also the second time."""
+    """The tokens are those of a plain greedy loop without a cache, also on the second prompt."""
     speakers = Speakers(library, "llama-tiny", scheme, length=16)
     speakers.read("eager", [9, 9])
     speakers.write("eager", 2)

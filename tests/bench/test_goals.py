@@ -1,4 +1,4 @@
-"""Goals against made-up records: which figure is taken, and when a goal is met."""
+"""Goals against made-up records: which figure is used, and when a goal is met."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ H100 = {"run": "r1", "machine": {}, "gpu": {"device": "NVIDIA H100 80GB HBM3"}, 
 
 
 def test_a_gpus_figures_are_those_on_that_gpu(records: Make) -> None:
-    """0.5 MB in 0.1 ms is 5 GB/s. What was measured on a CPU, or on another GPU, does not count."""
+    """0.5 MB in 0.1 ms is 5 GB/s. Measurements on a CPU or another GPU do not count."""
     other = {**H100, "run": "r2", "gpu": {"device": "NVIDIA A100"}}
     rows = [product("int4", 1, 0.1, 2.0), product("int4", 512, 1, 0.9), product("int4", 1, 0.2, 1.0, "tinygemm")]
     made = records(

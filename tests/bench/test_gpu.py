@@ -1,4 +1,5 @@
-"""The suites of a GPU, with a stand-in for its module: what is recorded, rotated, written; no figure of a device."""
+"""The GPU suites, with a stand-in for the device module: what is recorded, rotated and written. No real
+measurements."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_a_recording_plays_into_the_same_memory() -> None:
 
 
 def test_the_device_is_busy_when_the_clock_starts() -> None:
-    """Else it waits for the launch in between: of a graph of 50 microseconds that is a fifth."""
+    """Otherwise the time would include the launch latency: a fifth of that of a graph of 50 microseconds."""
     seen: list[str] = []
 
     class Event(stand_in.Event):
@@ -76,14 +77,15 @@ def test_what_the_device_is() -> None:
 @pytest.mark.parametrize("shape", [shape for suite in SUITES.values() for shape in suite], ids=str)
 @pytest.mark.parametrize("cache", [50 << 20, 6 << 20], ids=["50MB", "6MB"])
 def test_copies_overflow_the_cache(shape: Shape, cache: int) -> None:
-    """Four bits a weight: the copies between two readings of one do not fit, and bf16 does not take all memory."""
+    """Four bits per weight: the copies used between two reads of one exceed the cache, and bf16 does not take all
+    memory."""
     copies = copies_of(shape, cache)
     assert (copies - 1) * shape.n * shape.k / 2 > 2 * cache
     assert copies * shape.n * shape.k * 2 < 2 * max(16 * cache, 3 * shape.n * shape.k * 2)
 
 
 class Counting:
-    """A peer whose calls say which copy they are."""
+    """A peer whose calls record which copy they use."""
 
     PACKAGES = ("torch",)
     VARIANTS = {"good": "bf16", "waits": "4-bit"}  # noqa: RUF012
@@ -138,7 +140,7 @@ def test_what_cannot_be_recorded_is_called_and_says_so(answering: tuple[GpuChild
 def test_after_a_bad_access_the_process_ends(
     answering: tuple[GpuChild, Counting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """All later products would fail with the error of one; another process begins anew."""
+    """After one such error every later product would fail too; a new process starts clean."""
     made, _ = answering
 
     def broken() -> None:
@@ -204,7 +206,7 @@ def test_a_refusal_has_no_floor() -> None:
 
 
 def test_a_run_leaves_its_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """In real processes, with a stand-in for the device in each."""
+    """In real processes, each with a stand-in for the device."""
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     monkeypatch.setitem(peers.PEERS, "absent", "tests.bench.not_there")
     monkeypatch.setattr("bench.products.Worker", lambda threads, made, peer: Worker(threads, made, peer, stand_in.gpu))
@@ -230,7 +232,7 @@ def test_a_run_leaves_its_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
 
 
 def test_the_children_of_a_run_have_a_gpu() -> None:
-    """Without the stand-in: no device, and a reason."""
+    """Without the stand-in they report that there is no device."""
     if torch.accelerator.is_available():
         pytest.skip("there is a device")
     with pytest.raises(SystemExit, match="finds none here"):
@@ -250,7 +252,7 @@ def test_a_peer_is_there_or_says_what_is_missing(name: str) -> None:
 
 
 def test_the_program_reads_its_cache() -> None:
-    """Position by position gives what all at once gives: cache, mask and rotation agree."""
+    """Position by position gives the same as all at once: cache, mask and rotation agree."""
     made = program(TINY, torch.device("cpu")).float()
     cache = made.text_decoder.cache()
     x = torch.randn(1, 6, TINY.width)
@@ -261,7 +263,7 @@ def test_the_program_reads_its_cache() -> None:
 
 
 def test_the_shapes_are_those_of_the_suites() -> None:
-    """What the suites time, the program has."""
+    """The program has all the shapes that the suites time."""
     made = program(dataclasses.replace(Sizes(), audio_layers=1, layers=1), torch.device("meta"))
     linear = {
         Shape(each.in_features, each.out_features) for each in made.modules() if isinstance(each, torch.nn.Linear)

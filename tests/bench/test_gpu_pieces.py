@@ -1,4 +1,4 @@
-"""What a short loan of a GPU is spent on: pieces that can be stopped, go on where they were, and are brought home."""
+"""Measurements for short GPU sessions: pieces that can be interrupted, resumed, and merged into the records."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_end():
 
 
 def test_what_failed_is_told_at_once(tmp_path: Path) -> None:
-    """Not by a summary, which a process that is killed does not come to."""
+    """A summary at the end would be lost if the process is killed."""
     assert "bench.gpu.told" in pieces.TESTS
     (tmp_path / "test_ended.py").write_text(ENDED)
     command = [sys.executable, "-m", "pytest", "-p", "bench.gpu.told", f"--rootdir={tmp_path}", str(tmp_path)]
@@ -188,7 +188,7 @@ def test_further_arguments_go_to_the_piece(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_pieces_share_what_time_there_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A machine is taken back whatever a piece would still like to do; one that crashed is no success."""
+    """The total time limit applies whatever a piece still has to do; a crash does not count as success."""
     now, given = [1000.0], []
 
     def spent(name: str, folder: Path, device: str, seconds: float, more: tuple[str, ...]) -> int:
@@ -219,7 +219,7 @@ sys.exit(pieces.main())
 
 
 def test_a_piece_ends_with_who_started_it(tmp_path: Path) -> None:
-    """It would go on computing on the device beside what comes next."""
+    """Otherwise it would keep computing on the device next to whatever comes next."""
     paths = {"PYTHONPATH": os.pathsep.join([str(pieces.ROOT / "src"), str(pieces.ROOT)])}
     process = subprocess.Popen([sys.executable, "-c", TOLD_TO_END, str(tmp_path)], env={**os.environ, **paths})
     log = tmp_path / "pieces.txt"
@@ -338,7 +338,7 @@ def both(run: str, n: int, ms: float) -> list[Row]:
 
 
 def test_the_page_has_each_shape_from_the_newest_run_that_measured_it() -> None:
-    """Pieces are runs of their own."""
+    """Each piece is a run of its own."""
     limits = {"copy": 1e12, "bf16": 1e14}
     heads = [
         {"run": run, "machine": {}, "commit": run, "gpu": ABOUT, "limits": limits, "versions": {}, "missing": {}}

@@ -21,7 +21,7 @@ def test_an_exponent_is_found(exponent: float) -> None:
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
-    """400 fits to noisy lines: 95 % of the intervals hold 1, give or take four standard deviations of that count."""
+    """400 fits to noisy lines: 95 % of the intervals contain 1, give or take four standard deviations of that count."""
     source, held = random.Random(0), 0
     for _ in range(400):
         slope, error = growth.fit([(2.0**at, 2.0**at * source.lognormvariate(0, 0.1)) for at in range(6)])

@@ -1,4 +1,4 @@
-"""Tiny runs of bench.kv_cache, and the page made of them."""
+"""Tiny runs of bench.kv_cache, and the page generated from them."""
 
 from __future__ import annotations
 

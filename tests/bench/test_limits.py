@@ -1,4 +1,4 @@
-"""The floor of a product, from made-up limits."""
+"""The lower bound on the time of a product, from made-up limits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_memory_is_read_whenever_it_is_asked_for() -> None:
 
 @pytest.mark.skipif(not any(map(shutil.which, limits.COMPILERS)), reason="needs a C++ compiler")
 def test_no_operation_is_counted_that_the_compiler_left_out() -> None:
-    """avx2 multiplies 32 bytes by two instructions for the ports that take one for 8 floats: twice the rate at most."""
+    """avx2 multiplies 32 bytes with two instructions on the ports that take one for 8 floats: at most twice the
+    rate."""
 
     def ratio() -> float:
         found = limits.measure(threads=1, seconds=0.05, megabytes=8, times=3)

@@ -1,4 +1,4 @@
-"""The cost of bitport's way to a kernel stays near what it was: a bound far above it, against regressions only."""
+"""The overhead of bitport's dispatch stays bounded: the limit is generous and only catches regressions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench import measure
 from bench.overhead import MODES, dispatch
 
 BOUND = {"grad": 4.0, "no_grad": 3.5, "inference": 3.5}
-"""Times nn.Linear's own call. The aim is 2.5; best of three runs, since a busy machine disturbs both."""
+"""Multiples of nn.Linear's own call. The goal is 2.5; best of three runs, since a busy machine disturbs both."""
 
 
 def test_dispatch_is_cheap() -> None:

@@ -1,4 +1,4 @@
-"""A tiny run in real processes, with a peer in which everything goes wrong that can."""
+"""A tiny run in real processes, with a peer that fails in every possible way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOUND = Limits(read=1e10, units={"f32": 1e11})
 
 
 class Reads:
-    """Memory beside the products: slower each time."""
+    """Memory bandwidth measured between the products: lower each time."""
 
     def __init__(self, threads: int) -> None:
         self.left = 8e9
@@ -37,12 +37,12 @@ class Reads:
 
 
 BESIDE = {1: Limits(read=6e9, units=FOUND.units), 4: Limits(read=3e9, units=FOUND.units)}
-"""By rows: the median of what memory gave in three repetitions."""
+"""By number of rows: the median memory bandwidth over three repetitions."""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], list[Row]]:
-    """(rows, lines of the record)"""
+    """Return (rows, lines of the record)."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("results")
         patch.setattr(measure, "RESULTS", folder)
@@ -125,7 +125,7 @@ def test_the_record_begins_with_its_header(run: tuple[list[Row], list[Row]]) -> 
 
 @pytest.mark.parametrize("isa", products.ISA)
 def test_an_instruction_set_binds_every_library_that_computes(isa: str) -> None:
-    """oneDNN tells which one it uses; torch and bitport likewise."""
+    """oneDNN reports which one it uses; so do torch and bitport."""
     found = load()
     if isinstance(found, str) or isa not in found.available:
         pytest.skip(f"needs the native kernels, and a processor with {isa}")

@@ -1,4 +1,4 @@
-"""Samples of the native library, by what they were spent on."""
+"""Samples of the native library, attributed to kinds of work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast weights are quantized and models loaded: figures, and tiny runs."""
+"""How fast weights are quantized and models are loaded: figures, and tiny runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_bare_read_reads_everything(folder: Path) -> None:
-    """With the smallest buffer it takes many more calls, and still ends."""
+    """The smallest buffer takes many more calls, and still reaches the end."""
     assert load.shards(folder)
     assert load.bare_read(folder, bytearray(1 << 20)) > 0
     assert load.bare_read(folder, bytearray(256)) > load.bare_read(folder, bytearray(1 << 20))

@@ -1,4 +1,4 @@
-"""The page of training takes whole runs."""
+"""The training page uses only complete runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of a program like Voxtral: how it is built, what is made of figures. No figure of a machine."""
+"""The benchmark of a Voxtral-like program: how it is built and how figures are derived. No real measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def test_layers_are_quantized_as_they_come() -> None:
-    """Bit for bit what quantizing the whole gives, of the same weights."""
+    """Bit for bit the same as quantizing the whole model with the same weights."""
     import bitport
 
     made = build.built(TINY, "int8+int4-g32+bf16", "hqq")
@@ -57,7 +57,7 @@ def test_methods_fit_their_modules() -> None:
 
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
-    """A runner for which int4 takes a third of bf16's time, and twice that when it decodes; as prepacked bf16 does."""
+    """A runner in which int4 takes a third of bf16's time, and twice that when decoding; so does prepacked bf16."""
     folders = {name: tmp_path / name for name in ("bf16", build.PREPACKED, "int4")}
     for name, folder in folders.items():
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""One package for all tests: compiling is what takes time."""
+"""One package for all tests, since compiling takes most of the time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ K, N, WORDS, EXPERTS = 128, 48, 40, 3
 
 
 class Every(nn.Module):
-    """A layer of each scheme, a lookup, experts, an activation in the op, a matrix that no kernel takes and a
-    convolution, whose 48 columns are a group of 32 and a short one."""
+    """A layer of each scheme, a lookup, experts, an activation in the op, a matrix that no kernel takes, and a
+    convolution whose 48 columns are a group of 32 and a short one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Every(nn.Module):
 
 
 class Half(nn.Module):
-    """Another method over the same weights, under other names; it writes into what it is given."""
+    """Another method over the same weights under other names; it modifies its input in place."""
 
     def __init__(self, whole: Every) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a test needs that makes a package."""
+"""Requirements of tests that build a package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages that are cut, changed or made for something else: an error before anything of them is run."""
+"""Packages that are truncated, modified or made for another platform: an error before any of their code runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("package")  # made once, by one worker
 
 
 def changed(packed: Path, target: Path, change: Callable[[dict[str, Any]], None], part: str = MANIFEST) -> Path:
-    """The package with another manifest, or another list of constants."""
+    """Copy the package with a modified manifest or list of constants."""
     with zipfile.ZipFile(packed) as source, zipfile.ZipFile(target, "w") as copy:
         for entry in source.infolist():
             data = source.read(entry)
@@ -68,7 +68,7 @@ def test_a_manifest_that_does_not_fit(name: str, packed: Path, tmp_path: Path) -
 
 
 def some(constants: dict[str, Any]) -> dict[str, Any]:
-    """One of more than a byte each."""
+    """Return a constant with elements of more than one byte."""
     return next(each for each in constants.values() if each["dtype"] == "BF16")
 
 
@@ -100,7 +100,7 @@ def test_a_package_that_was_cut(part: float, packed: Path, tmp_path: Path) -> No
 
 
 def test_a_byte_that_changed(packed: Path, tmp_path: Path) -> None:
-    """In a library always, in the weights where they are verified."""
+    """Detected in a library always, and in the weights when they are verified."""
     with ArchiveReader(packed) as archive:
         manifest = json.loads(archive.read(MANIFEST))
         code, weights = archive.place(manifest["methods"]["half"]["code"]["entry"]), archive.place(WEIGHTS)
@@ -122,7 +122,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_compressed_entry_is_refused(packed: Path, tmp_path: Path) -> None:
-    """A few bytes of it could be more than memory holds."""
+    """A few compressed bytes could expand to more than fits in memory."""
     target = tmp_path / "small.pt2"
     with zipfile.ZipFile(packed) as source, zipfile.ZipFile(target, "w") as copy:
         for entry in source.infolist():

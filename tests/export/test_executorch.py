@@ -1,4 +1,4 @@
-"""Programs for ExecuTorch: our codes and scales, XNNPACK's products."""
+"""Programs for ExecuTorch: bitport's codes and scales, XNNPACK's products."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def exact(q: QTensor) -> Tensor:
 
 @pytest.mark.parametrize("scheme", TAKEN)
 def test_the_operands_mean_the_same_numbers(scheme: str) -> None:
-    """A code has 8 bits and a scale of bfloat16 too: float32 holds their product."""
+    """A code has 8 bits and a bfloat16 scale has 8 too, so float32 holds their product exactly."""
     q = quantized(scheme)
     assert refusal(q, "linear") is None
     weight = XnnpackWeight(q)
@@ -103,9 +103,9 @@ def run(path: Path, *inputs: Tensor) -> Tensor:
 @pytest.mark.peers
 @pytest.mark.parametrize("scheme", TAKEN)
 def test_a_layer_is_xnnpacks_and_rounds_its_input_alone(scheme: str, tmp_path: Path) -> None:
-    """A row of x is rounded in steps of (largest - smallest) / 255: half a step off, at the ends another half for the
-    zero point. Spread evenly over a step they have the variance 1 / 12, which is far more than what the sum in float32
-    adds; over 64 rows, each with K errors of its own, the mean of the squares lies within a tenth of it."""
+    """A row of x is rounded in steps of (largest - smallest) / 255: off by half a step, and at the ends by another half
+    for the zero point. Errors spread evenly over a step have the variance 1 / 12, far more than the float32 sum adds;
+    over 64 rows, each with K errors of its own, the mean of the squares lies within a tenth of it."""
     layer, path = layer_of(scheme), tmp_path / "layer.pte"
     rows = torch.export.Dim("rows", min=1, max=64)
     report = executorch(layer, (torch.randn(4, K),), path, ({0: rows},))
@@ -124,7 +124,7 @@ def test_a_layer_is_xnnpacks_and_rounds_its_input_alone(scheme: str, tmp_path: P
 @pytest.mark.peers
 @pytest.mark.parametrize("k", [1, 3, 33])
 def test_rows_of_an_odd_number_of_codes(k: int, tmp_path: Path) -> None:
-    """Two codes lie in a byte. Bounds as above: half a step, at the ends another half."""
+    """Two codes share a byte. Bounds as above: half a step, and another half at the ends."""
     layer, path = nn.Linear(k, 5).bfloat16().eval(), tmp_path / "layer.pte"
     bp.quantize_(layer, "int4-int8-channel", measure=False)
     layer, rows = layer.float(), torch.export.Dim("rows", min=1, max=8)
@@ -152,8 +152,8 @@ def test_a_table_whose_columns_are_in_another_order(tmp_path: Path) -> None:
 @pytest.mark.peers
 @pytest.mark.parametrize("scheme", TAKEN)
 def test_the_file_holds_our_codes(scheme: str, tmp_path: Path) -> None:
-    """Byte for byte, those of 4 bits as they lie in "plain"; and one of them, changed by one step, changes one output
-    by that step."""
+    """Byte for byte, 4-bit codes as stored in "plain". Changing one code by one step changes one output by that
+    step."""
     layer, path = layer_of(scheme, bias=False), tmp_path / "layer.pte"
     x = torch.zeros(1, K)
     x[0, 2] = 1.0

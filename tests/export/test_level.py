@@ -1,4 +1,4 @@
-"""Programs are compiled for a level of instructions and for nothing beyond it."""
+"""Programs are compiled for an instruction set level and nothing beyond it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GXX = shutil.which("g++")
 
 
 def macros(*flags: str) -> set[str]:
-    """What g++ says of the instructions that it may use."""
+    """The macros that g++ defines for the instructions it may use."""
     assert GXX
     command = [GXX, "-x", "c++", "-dM", "-E", *flags, "/dev/null"]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
@@ -30,7 +30,7 @@ def macros(*flags: str) -> set[str]:
 @pytest.mark.skipif(not GXX or not best_level(), reason="needs g++ for x86")
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_compiler_is_told_of_no_other_instructions(level: str) -> None:
-    before = cpu_vec_isa.valid_vec_isa_list  # not called, since it compiles programs to find out
+    before = cpu_vec_isa.valid_vec_isa_list  # only referenced, since calling it compiles test programs
     with nothing_beyond(level), config.patch({"cpp.simdlen": LEVELS[level]}):
         picked = cpu_vec_isa.pick_vec_isa()
         assert bool(picked)
@@ -42,7 +42,7 @@ def test_the_compiler_is_told_of_no_other_instructions(level: str) -> None:
 
 @pytest.mark.xdist_group("package")
 def test_a_library_says_so(packed: Path) -> None:
-    """Of processors with VNNI, BF16 or AMX torch notes these too where it has compiled for them."""
+    """On processors with VNNI, BF16 or AMX, torch also notes these if it compiled for them."""
     with zipfile.ZipFile(packed) as archive:
         noted = [json.loads(archive.read(name)) for name in archive.namelist() if name.endswith("_metadata.json")]
     wanted = {"x86-64-v4": "AVX512", "x86-64-v3": "AVX2"}.get(best_level())

@@ -1,4 +1,4 @@
-"""Models for ONNX Runtime: our codes and scales, its operators, the same numbers."""
+"""Models for ONNX Runtime: bitport's codes and scales, its operators, the same numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def quantized(scheme: str, k: int, dtype: torch.dtype = torch.float32) -> QTenso
 
 
 def value_of(weight: OnnxWeight) -> Tensor:
-    """What ONNX Runtime documents that the operands mean, in float64."""
+    """The weight in float64, according to ONNX Runtime's documentation of the operands."""
     codes, zero, scale = weight.codes.numpy(), weight.zero, weight.scale.double().numpy()
     codes = codes.reshape(weight.n, weight.blocks, -1)
     if weight.bits == 4:
@@ -127,7 +127,7 @@ LAYERS = [
 @pytest.mark.parametrize("k", [64, 72])
 @pytest.mark.parametrize(("scheme", "standard"), LAYERS)
 def test_a_layer_gives_the_same_numbers(scheme: str, standard: bool, k: int, tmp_path: Path) -> None:
-    """In float32: each of the k products is of a value with two roundings, and the sum adds k more at most."""
+    """In float32: each of the k products involves a value with two roundings, and the sum adds at most k more."""
     layer = nn.Linear(k, N).eval()
     bp.quantize_(layer, scheme, measure=False)
     path, rows = tmp_path / "layer.onnx", torch.export.Dim("rows", min=1, max=64)
@@ -148,7 +148,7 @@ def test_a_layer_gives_the_same_numbers(scheme: str, standard: bool, k: int, tmp
 @pytest.mark.parametrize("standard", [False, True], ids=["microsoft", "standard"])
 @pytest.mark.parametrize("scheme", ["int4-g32", "int4-g32-sym", "int8", "int8-g64-asym"])
 def test_a_table_gives_the_same_numbers(scheme: str, standard: bool, tmp_path: Path) -> None:
-    """The difference of two whole numbers is exact, and the product with a scale is rounded once on either side."""
+    """The difference of two integers is exact, and the product with a scale is rounded once in both."""
     table = nn.Embedding(40, 72)
     bp.quantize_(table, {"*": scheme}, measure=False)
     path, ids = tmp_path / "table.onnx", torch.tensor([[0, 39, 7]])
@@ -161,7 +161,7 @@ def test_a_table_gives_the_same_numbers(scheme: str, standard: bool, tmp_path: P
 @pytest.mark.peers
 @pytest.mark.parametrize("standard", [False, True], ids=["microsoft", "standard"])
 def test_the_file_holds_our_codes(standard: bool, tmp_path: Path) -> None:
-    """Byte for byte; and one of them, changed by one step, changes one output by that step."""
+    """Byte for byte. Changing one code by one step changes one output by that step."""
     package: Any = pytest.importorskip("onnx")
     layer = nn.Linear(64, N, bias=False).eval()
     bp.quantize_(layer, "int4-g32-sym", measure=False)

@@ -1,4 +1,4 @@
-"""A compiled package beside the modules that it was made of."""
+"""A compiled package compared with the modules that it was built from."""
 
 from __future__ import annotations
 
@@ -60,14 +60,15 @@ def test_another_method_shares_the_weights(program: Program, modules: dict[str, 
 
 
 def test_what_is_only_looked_up_lies_by_row(program: Program, modules: dict[str, nn.Module]) -> None:
-    """Once for both methods; a head that is the embedding stays in tiles (test_a_tied_head)."""
+    """Stored once for both methods; a head tied to the embedding stays in tiles (test_a_tied_head)."""
     plain = modules["every"].table.weight.to_layout("plain")
     assert torch.equal(program.weights["table.weight.qdata"], plain.qdata)
     assert torch.equal(program.weights["table.weight.scale"], plain.scale)
 
 
 def test_a_library_is_handed_spans(program: Program) -> None:
-    """One for each dtype, and not a tensor for each part of each weight: of what a method shares, and of the rest."""
+    """One span per dtype for the weights that a method shares and one for the rest, rather than a tensor for each part
+    of each weight."""
     half, every = (program.methods[name].constants for name in ("half", "every"))
     assert all(name.startswith(SPANS) for name in half)
     assert sorted(str(tensor.dtype) for tensor in half.values()) == ["torch.bfloat16", "torch.float32", "torch.uint8"]
@@ -109,8 +110,8 @@ def tied() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def beside(tied: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same methods for two instruction sets with one weight file, and a table with another. The headers that torch
-    compiles ahead serve one package of the lower level here, and would take longer than it."""
+    """The same methods for two instruction sets with one weight file, and a table with another. Precompiling torch's
+    headers would only serve one package of the lower level here, and take longer than it."""
     folder, ids = tmp_path_factory.mktemp("beside"), torch.tensor([1, 2, 3])
     for at, level in enumerate(LEVELS):
         with config.patch({"aot_inductor.precompile_headers": level == best_level()}):
@@ -135,7 +136,7 @@ def test_one_weight_file_for_two_packages(beside: Path, tied: nn.Module, tmp_pat
 
 
 def test_a_tied_head(beside: Path) -> None:
-    """Of 4 bits and of 3; that they give what eager mode gives is tested above."""
+    """With 4 bits and with 3; equality with eager mode is tested above."""
     weights = load(beside / "0.pt2").weights
     for name in ("four", "three"):
         assert weights[f"{name}.words.weight.qdata"].dim() == 3
@@ -172,7 +173,7 @@ class Masked(nn.Module):
 
 
 def fixed(x: Tensor) -> nn.Module:
-    """Layers that round their inputs by a fixed scale."""
+    """Layers that round their inputs with a static scale."""
     layers = [nn.Linear(64, 64).bfloat16() for _ in range(3)]
     for layer, scheme in zip(layers, ("int8-static", "fp8-static", "nvfp4-static"), strict=True):
         bp.quantize_(nn.Sequential(layer), scheme, calibrate=[x], measure=False, progress=False)
@@ -180,7 +181,7 @@ def fixed(x: Tensor) -> nn.Module:
 
 
 class Various(nn.Module):
-    """Modules apart that are one library: compiling one takes seconds, whatever is in it."""
+    """Unrelated modules in one library, since compiling takes seconds per library, whatever it contains."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -208,7 +209,7 @@ def various() -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.fixture(scope="module")
 def of_various(various: tuple[nn.Module, dict[str, Tensor]], tmp_path_factory: pytest.TempPathFactory) -> Program:
     module, given = various
-    path = tmp_path_factory.mktemp("of various") / "some modules.pt2"  # with blanks
+    path = tmp_path_factory.mktemp("of various") / "some modules.pt2"  # with spaces
     package(Method(module, (given,), ({**dict.fromkeys(given), "pieces": {0: ROWS}},)), path)
     return load(path)
 
@@ -216,8 +217,8 @@ def of_various(various: tuple[nn.Module, dict[str, Tensor]], tmp_path_factory: p
 def test_arguments_of_other_strides_are_exported_dense(
     of_various: Program, various: tuple[nn.Module, dict[str, Tensor]]
 ) -> None:
-    """x[:, -1:] is contiguous for torch, but the stride of its first size, 1, is that of all of x; a program must not
-    take it for that of every argument."""
+    """torch considers x[:, -1:] contiguous, but the stride of its first dimension, of size 1, is that of all of x; a
+    program must not assume it for every argument."""
     row = various[1]["turned"]
     assert row.is_contiguous()
     assert row.stride() == (40, 8, 1)
@@ -227,8 +228,8 @@ def test_arguments_of_other_strides_are_exported_dense(
 
 @pytest.mark.parametrize("name", ["strided", "fixed", "pieces", "lookups"])
 def test_constants_of_every_kind(name: str, of_various: Program, various: tuple[nn.Module, dict[str, Tensor]]) -> None:
-    """Of other strides, which lie dense in the file, and generated code has to know; scales of inputs; pieces of
-    weights, for another number of rows."""
+    """Constants with other strides, which are stored dense and which generated code must know; scales of inputs; pieces
+    of weights, for a different number of rows."""
     module, given = various
     x = torch.randn(7, 128).bfloat16() if name == "pieces" else given[name] * 2
     wanted, got = (run({**given, name: x})[name] for run in (module, of_various.forward))
@@ -237,7 +238,7 @@ def test_constants_of_every_kind(name: str, of_various: Program, various: tuple[
 
 
 def test_weights_of_one_name_in_several_methods_are_apart() -> None:
-    """The second method has a weight that is called as one of the first, and, behind its own name, as another."""
+    """The second method has one weight with the same name as in the first, and another that takes the prefixed name."""
     one, other = nn.Module(), nn.Module()
     one.w, one.b, other.w = nn.Parameter(torch.zeros(3)), nn.Module(), nn.Parameter(torch.full((3,), 2.0))
     one.b.w = nn.Parameter(torch.ones(3))
@@ -258,7 +259,7 @@ def test_dictionaries_are_taken_by_key(of_various: Program, various: tuple[nn.Mo
 
 
 def test_infinities_and_nan_are_compared_too(of_various: Program) -> None:
-    """They are what they were, and the other numbers are allowed what they are without them."""
+    """They must match exactly, and the tolerance of the other numbers is unaffected by them."""
     atol = of_various.manifest["methods"]["forward"]["example"]["atol"]
     assert 0 < atol["output.0"] < 1e-2
     assert of_various.check()["forward"] <= 1
@@ -275,7 +276,7 @@ def test_a_buffer_that_nothing_reads(of_various: Program) -> None:
 
 
 def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: dict[str, nn.Module]) -> None:
-    """Once, aligned, and mapped: the libraries hold none, and look into the file's pages."""
+    """Stored once, aligned, and mapped: the libraries contain no weights and point into the mapped file."""
     with ArchiveReader(packed) as archive:
         start, size = archive.place(WEIGHTS)
     assert start % PAGE == 0
@@ -297,7 +298,7 @@ def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: 
 
 
 def test_libraries_carry_what_their_method_calls(packed: Path, beside: Path, program: Program, tmp_path: Path) -> None:
-    """And show their hosts nothing else."""
+    """And export no other symbols."""
     lookup = load(beside / "lookup.pt2").manifest["methods"]["forward"]["code"]
     half = program.manifest["methods"]["half"]["code"]
     assert lookup["size"] < half["size"] / 2, "products are in a library that only looks up"
@@ -328,7 +329,7 @@ def test_recorded_examples_are_met(program: Program) -> None:
 
 
 def test_wrong_arguments_are_refused(program: Program) -> None:
-    """Also sizes beyond the range they were exported for, and memory of another device, which is no memory here."""
+    """Including sizes outside the exported range, and tensors of another device."""
     ids, ends = arguments(4)["every"]
     for wrong in (
         (ids,),
@@ -346,7 +347,7 @@ def test_wrong_arguments_are_refused(program: Program) -> None:
 
 
 def test_no_op_library_and_no_python_are_needed(packed: Path) -> None:
-    """torch's own loader in a process that has never heard of bitport, without the registered ops."""
+    """torch's own loader works in a process without bitport and its registered ops."""
     script = (
         "import sys, torch; loader = torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], 'half', False, 1, -1); "
         "assert not hasattr(torch.ops.bitport, 'linear'); print(len(loader.get_constant_fqns()))"
@@ -357,7 +358,7 @@ def test_no_op_library_and_no_python_are_needed(packed: Path) -> None:
 
 
 def test_programs_are_compiled_with_one_command_line(tmp_path: Path) -> None:
-    """But for where they are written: for each command line torch compiles its headers anew, and keeps 140 MB."""
+    """Apart from the output path: torch precompiles its headers for each command line, and keeps 140 MB."""
     one, other = (options(tmp_path / name, best_level()) for name in ("one", "other"))
     assert {key for key in one if one[key] != other[key]} == {"aot_inductor.output_path"}
 

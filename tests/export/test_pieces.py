@@ -1,4 +1,4 @@
-"""Weights that forward() cuts out of others, or joins."""
+"""Weights that forward() slices or concatenates."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def method(scheme: str) -> Method:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_torch_exports_them(scheme: str) -> None:
-    """Without a part of bitport that exports."""
+    """Without bitport's own export code."""
     given = method(scheme)
     program = torch.export.export(given.module, given.args, dynamic_shapes=given.dynamic_shapes, strict=False)
     x = torch.randn(5, K).bfloat16()
@@ -90,7 +90,7 @@ def test_torch_exports_them(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_program_makes_them_once(scheme: str) -> None:
-    """What its native products take are constants, in the layout that they read."""
+    """The native products get constants, in the layout that they read."""
     given = method(scheme)
     graph = graph_of(lowered(exported(given)))
     calls = [node for node in graph.graph.nodes if node.target in {overload(name) for name in FAKES}]
@@ -111,7 +111,7 @@ def test_they_are_spelled_out() -> None:
 
 
 def test_other_runtimes_get_them_as_weights() -> None:
-    """With the codes that they have: of rows 32 to 80, those rows."""
+    """With their existing codes: for rows 32 to 80, those rows."""
     given = Method(Pieces("int4-g32").float(), (torch.randn(3, K),), ({0: ROWS},))
     program = relinked(given, refusal, OnnxWeight)
     whole = given.module.whole.weight.plain().data

@@ -1,4 +1,4 @@
-"""Programs whose quantized weights became modules of another making."""
+"""Programs whose quantized weights are replaced by other modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitport.tensor import QTensor, quantize_tensor
 
 
 class Dense(Operand):
-    """The weight as a float matrix, by way of which every op is one that torch has."""
+    """The weight as a float matrix, which turns every op into one of torch."""
 
     made = 0
 
@@ -34,7 +34,7 @@ class Dense(Operand):
 
 
 class Every(nn.Module):
-    """A tied table, an activation in the op, an input with an order and a scale of its own."""
+    """A tied table, an activation in the op, an input with a permutation and a scale of its own."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The C functions over tensors (native/shim), with a stand-in for torch: by CTest, on the installed kernels."""
+"""The C functions over tensors (native/shim), with a stand-in for torch: run by CTest on the installed kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the manifest says of a method, before anything is compiled."""
+"""What the manifest says about a method, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_sizes_have_the_names_and_bounds_of_dynamic_shapes(module: nn.Module, ar
 
 
 def test_a_name_that_torch_has_for_another_size() -> None:
-    """torch calls sizes s17, s77 and the like."""
+    """torch names sizes s17, s77 and the like."""
     entry, _ = described(Two(), (X, Y), ({0: Dim.AUTO}, {0: Dim.AUTO}))
     (first, _), (second, _) = (each["shape"] for each in entry["inputs"])
     names = Dim(second, min=2, max=8), Dim(first, min=3, max=9)
@@ -73,7 +73,7 @@ def test_a_name_that_torch_has_for_another_size() -> None:
 
 
 def test_an_input_of_a_computed_size_is_refused() -> None:
-    """Nothing that loads a package computes sizes of inputs: neither would they be checked."""
+    """The loaders of packages compute no sizes of inputs, so they could not check them either."""
     with pytest.raises(ExportError, match=r"y has the size 2\*few.*as two"):
         described(Two(), (X, torch.randn(8, 3)), ({0: FEW}, {0: 2 * FEW}))
 

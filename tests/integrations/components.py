@@ -1,4 +1,4 @@
-"""Small models of diffusers with random weights, and a pipeline of them."""
+"""Small diffusers models with random weights, and a pipeline of them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ COMPONENTS: dict[str, tuple[Callable[[], Any], dict[str, torch.Tensor]]] = {
     "unet": (unet, {**ENCODED, "sample": random(1, 4, 8, 8)}),
     "vae": (vae, {"sample": random(1, 3, 16, 16)}),
 }
-"""Name -> what builds the model, and inputs of it."""
+"""Name -> a function that builds the model, and inputs for it."""
 
 
 def made(name: str) -> Any:
@@ -106,7 +106,7 @@ def pipeline() -> Any:
 
 
 def tokenizer() -> Any:
-    """Of letters."""
+    """A tokenizer of single letters."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     every = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
     return transformers.CLIPTokenizer(
@@ -115,7 +115,7 @@ def tokenizer() -> Any:
 
 
 def image(pipe: Any) -> torch.Tensor:
-    """What two steps make of a prompt."""
+    """Run two steps on a prompt, and return the image."""
     pipe.set_progress_bar_config(disable=True)
     made = pipe("a cat", num_inference_steps=2, height=16, width=16, output_type="pt",
                 generator=torch.Generator().manual_seed(3))  # fmt: skip
@@ -123,7 +123,7 @@ def image(pipe: Any) -> torch.Tensor:
 
 
 def flux_pipeline(transformer: Any) -> Any:
-    """Of a transformer alone, for prompts that are encoded already."""
+    """A pipeline of a transformer alone, for prompts that are already encoded."""
     pipe = diffusers.FluxPipeline(
         transformer=transformer, scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), vae=None,
         text_encoder=None, tokenizer=None, text_encoder_2=None, tokenizer_2=None,
@@ -133,7 +133,7 @@ def flux_pipeline(transformer: Any) -> Any:
 
 
 def latents(pipe: Any, device: str = "cpu") -> torch.Tensor:
-    """What two steps make of a prompt."""
+    """Run two steps on a prompt, and return the latents."""
     prompt = {"prompt_embeds": random(1, 6, HIDDEN), "pooled_prompt_embeds": random(1, HIDDEN, seed=2)}
     made = pipe(**{key: value.to(device) for key, value in prompt.items()}, num_inference_steps=2, height=64, width=64,
                 output_type="latent", generator=torch.Generator().manual_seed(3))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Small Hugging Face directories: a random Llama whose weights matter, with a tokenizer of bytes."""
+"""Small Hugging Face directories: a random Llama whose weights matter, with a byte tokenizer."""
 
 from __future__ import annotations
 

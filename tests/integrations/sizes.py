@@ -1,4 +1,4 @@
-"""Sizes of small decoders, as configurations of transformers name them."""
+"""Sizes of small decoders, under the names that transformers configurations use."""
 
 SMALL = {
     "vocab_size": 96,

@@ -1,4 +1,4 @@
-"""What each scheme costs a real language model: the figures of docs/accuracy.json are measured again, and judged."""
+"""What each scheme costs on a real language model: the figures of docs/accuracy.json are remeasured and checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOLDEN = {row["scheme"]: Golden(**row) for row in RECORD["rows"]}
 
 REPEATED = ("bf16", "int8", "int8-dyn", "int4", "fp8-row", "mxfp8", "nvfp4")
 LOSS_ROUNDING = 2.0**-19
-"""A token's loss is a float32 number made of logits below 32: it is off by up to 2^-24 * 32."""
+"""A token's loss is a float32 number computed from logits below 32: it is off by up to 2^-24 * 32."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def measured() -> dict[str, Golden]:
 
 @pytest.mark.parametrize("scheme", REPEATED)
 def test_perplexity_is_the_recorded_one(measured: dict[str, Golden], scheme: str) -> None:
-    """Twice, here and at the record, a kernel may be off by ``noise``, and what is no linear layer by as much."""
+    """A kernel may be off by ``noise`` both here and in the record, and everything outside linear layers by as much."""
     golden = GOLDEN[scheme]
     apart = abs(math.log(measured[scheme].perplexity / golden.perplexity))
     assert apart <= 4 * golden.noise + LOSS_ROUNDING
@@ -47,7 +47,7 @@ AT_MOST = {
     "int6": 0.5,
     "int4": 5.0,
 }
-"""Percent of perplexity that these may cost."""
+"""The largest acceptable increase in perplexity, in percent."""
 
 
 @pytest.mark.parametrize("scheme", AT_MOST)
@@ -67,13 +67,13 @@ ORDERED = {
 
 @pytest.mark.parametrize("what", ORDERED)
 def test_coarser_numbers_cost_more(what: str) -> None:
-    """From the coarsest to the finest."""
+    """Ordered from coarsest to finest."""
     costs = [GOLDEN[scheme].change_percent for scheme in ORDERED[what]]
     assert costs == sorted(costs, reverse=True)
 
 
 def test_the_yardstick_is_sensitive() -> None:
-    """Three bits are seen clearly and two bits hurt: a model that bears everything would judge nothing."""
+    """Three bits show clearly and two bits hurt: a model that tolerates everything would not be a useful yardstick."""
     costs = {scheme: GOLDEN[scheme].change_percent for scheme in ("int4", "int3", "int2")}
     assert costs["int3"] > 2 * costs["int4"] > 0
     assert costs["int2"] > 5 * costs["int3"]

@@ -1,4 +1,4 @@
-"""quantize_ on the architectures people have: every linear layer and expert is found and computes its own values."""
+"""quantize_ on common architectures: every linear layer and expert is found and computes its own values."""
 
 import copy
 
@@ -44,11 +44,11 @@ def test_quantized_model_computes_its_dequantized_values(name: str, scheme: str)
     dense = bp.dequantize_(copy.deepcopy(model))
     with torch.no_grad():
         quantized, expected = model(input_ids=ids)[0], dense(input_ids=ids)[0]
-    assert sqnr(expected, quantized) > 100  # float32 all the way: only the order of sums may differ
+    assert sqnr(expected, quantized) > 100  # float32 throughout: only the order of sums may differ
 
 
 def test_compiled_experts() -> None:
-    """transformers has an op of its own for them in other dtypes than bfloat16."""
+    """transformers has its own op for them in dtypes other than bfloat16."""
     grouped = pytest.importorskip("transformers.integrations.moe")._grouped_mm
     x, ends = torch.randn(9, 64, requires_grad=True), torch.tensor([2, 2, 7], dtype=torch.int32)
     q = quantize_tensor(torch.randn(3, 32, 64), "int4-g32").mT

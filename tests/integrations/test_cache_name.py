@@ -1,4 +1,4 @@
-"""The cache goes by the name that a model's forward has for it, and without a warning."""
+"""The cache is passed under the name that a model's forward uses for it, without a warning."""
 
 from __future__ import annotations
 

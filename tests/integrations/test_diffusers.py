@@ -1,4 +1,4 @@
-"""Models of diffusers that are quantized while they are loaded, or after it, and checkpoints of bitport there."""
+"""diffusers models quantized while or after loading, and checkpoints of bitport loaded by diffusers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from .test_pretrained import assert_same  # isort: skip
 EVERYTHING = {"*": "int8"}
 SCHEMES = [name for name, scheme in bp.PRESETS.items() if not scheme.static]
 ORDER = 100
-"""dB: float32 all the way, only the order of sums may differ. Weights mapped from a file lie elsewhere than others, and
-products of floats are summed in another order."""
+"""dB: float32 throughout, only the order of sums may differ. Weights mapped from a file are aligned differently, which
+changes the order of sums in float products."""
 PARTS = ("unet", "text_encoder", "vae")
 
 
@@ -61,7 +61,7 @@ def bits(model: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("recipe", ["int4-g32", "nf4", EVERYTHING], ids=["int4", "nf4", "convolutions"])
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_outputs_are_those_of_the_dequantized_model(name: str, recipe: Any) -> None:
-    """In float64; the quantized one computes in float32 all the way."""
+    """The reference computes in float64, the quantized model in float32 throughout."""
     model = quantized(name, recipe)
     floats = bp.dequantize_(copy.deepcopy(model)).double()
     assert float(sqnr(output(floats, name), output(model, name))) > ORDER
@@ -71,7 +71,7 @@ def test_outputs_are_those_of_the_dequantized_model(name: str, recipe: Any) -> N
 @pytest.mark.parametrize("recipe", ["int4-g32", "fp8-row", EVERYTHING], ids=["int4", "fp8", "convolutions"])
 @pytest.mark.parametrize("name", [name for name in COMPONENTS if name != "wan"])
 def test_quantizing_while_loading_is_quantize(tmp_path: Path, name: str, recipe: Any) -> None:
-    """From several files, too."""
+    """Also from several files."""
     saved(name, tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     model, right = loaded(name, tmp_path, recipe), loaded(name, tmp_path)
@@ -83,7 +83,8 @@ def test_quantizing_while_loading_is_quantize(tmp_path: Path, name: str, recipe:
 
 
 def test_what_the_class_keeps_in_float32_is_left(tmp_path: Path) -> None:
-    """Under the rule for everything; the report says so, with the recipe that does it. A rule of its own decides."""
+    """The rule for everything skips it, and the report says so and includes the recipe. An explicit rule overrides
+    that."""
     saved("wan", tmp_path)
     model, right = loaded("wan", tmp_path, "int8", dtype=torch.bfloat16), loaded("wan", tmp_path, dtype=torch.bfloat16)
     report = model.hf_quantizer.report
@@ -108,7 +109,7 @@ def test_algorithms_without_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_checkpoints(tmp_path: Path, name: str) -> None:
-    """By both ways to a quantized model, in several shards, read by all who read them."""
+    """Saved in both ways, in several shards, and loaded by every loader."""
     saved(name, tmp_path / "float")
     model = loaded(name, tmp_path / "float", {"*": "int4-g32"})
     model.save_pretrained(tmp_path / "one", max_shard_size="20KB")
@@ -136,7 +137,7 @@ def test_schemes(tmp_path: Path, scheme: str) -> None:
 
 
 def test_a_single_file(tmp_path: Path) -> None:
-    """Which diffusers tells nothing of having been quantized."""
+    """diffusers does not tell such a model that it was quantized."""
     saved("flux", tmp_path / "float")
     save_file(made("flux").state_dict(), tmp_path / "flux.safetensors")
     model = diffusers.FluxTransformer2DModel.from_single_file(
@@ -150,7 +151,8 @@ def test_a_single_file(tmp_path: Path) -> None:
 
 
 def test_dtypes(tmp_path: Path) -> None:
-    """Without one the checkpoint's own; modules that a class keeps in float32 are so in any. Codes stay."""
+    """The default is the checkpoint's own; modules that a class keeps in float32 stay so in any. Codes do not
+    change."""
     save_model(quantized("wan").to(torch.bfloat16), tmp_path)
     own, half = loaded("wan", tmp_path), loaded("wan", tmp_path, dtype=torch.float16)
     for model, dtype in ((own, torch.bfloat16), (half, torch.float16)):
@@ -166,7 +168,8 @@ def test_dtypes(tmp_path: Path) -> None:
 
 
 def test_a_pipeline(tmp_path: Path) -> None:
-    """Quantized while it is loaded, by one configuration for both libraries; saved; loaded; beside quantize_."""
+    """Quantized while loading, by one configuration for both libraries, then saved and loaded, compared with
+    quantize_."""
     pipeline().save_pretrained(tmp_path / "float")
     recipes = {"unet": "int8", "text_encoder": "int4-g32", "vae": EVERYTHING}
     right = pipeline()
@@ -203,7 +206,7 @@ def test_a_pipeline_by_the_name_of_its_method(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [{"variant": "fp16"}, {"safe_serialization": False}, {"use_flashpack": True}])
 def test_save_pretrained_does_what_it_is_told_or_nothing(tmp_path: Path, given: dict[str, Any]) -> None:
-    """Of the text encoder a pipeline tells the variant alone."""
+    """For the text encoder, a pipeline passes on only the variant."""
     pipeline().save_pretrained(tmp_path / "float")
     parts = ("text_encoder", "unet") if "variant" in given else ("unet",)
     for part in parts:
@@ -236,7 +239,7 @@ def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_converted(tmp_path: Path) -> None:
-    """There and back."""
+    """Convert to another format and back."""
     save_model(quantized("flux", {"x_embedder": "skip", "*": "int4-g32-sym"}), tmp_path / "one")
     convert(tmp_path / "one", tmp_path / "others", to="compressed-tensors", progress=False)
     convert(tmp_path / "others", tmp_path / "back", progress=False)
@@ -327,7 +330,7 @@ def test_what_wants_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_calibration_by_a_run_of_the_pipeline(tmp_path: Path) -> None:
-    """gptq on what a prompt shows is closer to the float model on it than rounding to nearest."""
+    """On the calibration prompt, gptq is closer to the float model than rounding to nearest."""
     expected, images = image(pipeline()), {}
     for algorithm in ("rtn", "gptq"):
         pipe = pipeline()
@@ -346,7 +349,7 @@ def test_memory_footprint(tmp_path: Path, name: str) -> None:
 
 
 def test_device_maps(tmp_path: Path) -> None:
-    """Of 32 bits each weight takes 5.25, and there is room for the largest block twice."""
+    """Each weight takes 5.25 bits instead of 32, and there is room for the largest block twice."""
     model = quantized("flux")
     save_model(model, tmp_path)
     size = 2 * read_manifest(tmp_path).nbytes

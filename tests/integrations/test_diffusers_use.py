@@ -1,4 +1,4 @@
-"""What users do with models of diffusers, done with quantized ones: casts, offloading, compiling, fusing, adapters."""
+"""Common operations on diffusers models with quantized weights: casts, offloading, compiling, fusing, adapters."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def in_float(model: Any) -> torch.Tensor:
 
 
 def test_casts() -> None:
-    """Codes and scales stay."""
+    """Codes and scales do not change."""
     model, before = quantized("flux"), quantized("flux")
     model.to(torch.bfloat16)
     assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
-    assert float(sqnr(in_float(model).float(), output(model, "flux").float())) > 30  # sums of bfloat16: 8 bits
+    assert float(sqnr(in_float(model).float(), output(model, "flux").float())) > 30  # sums in bfloat16: 8 bits
     assert_same_bits(model, before)
 
 
@@ -41,10 +41,10 @@ def assert_same_bits(model: Any, right: Any) -> None:
 
 
 def test_layerwise_casting() -> None:
-    """Float parameters are stored in float8, as in any model; quantized weights stay what they are."""
+    """Float parameters are stored in float8, as in any model; quantized weights do not change."""
     model = quantized("flux")
     model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
-    assert model.proj_out.bias.dtype == torch.float32  # which diffusers leaves
+    assert model.proj_out.bias.dtype == torch.float32  # diffusers leaves it alone
     block = model.transformer_blocks[0]
     assert block.attn.to_q.bias.dtype == torch.float8_e4m3fn
     rounded = quantized("flux")
@@ -57,7 +57,7 @@ def test_layerwise_casting() -> None:
 
 @pytest.mark.parametrize("kind", ["leaf_level", "block_level"])
 def test_group_offloading(kind: str) -> None:
-    """From the CPU to the CPU: every weight leaves its parameter and comes back."""
+    """From the CPU to the CPU: every weight is removed from its parameter and restored."""
     model, expected = quantized("flux"), output(quantized("flux"), "flux")
     device = torch.device("cpu")
     model.enable_group_offload(device, device, offload_type=kind, num_blocks_per_group=1)
@@ -95,7 +95,7 @@ def test_projections_are_fused_before_they_are_quantized() -> None:
 
 
 def lora() -> dict[str, torch.Tensor]:
-    """As its file has it."""
+    """LoRA weights with the names used in files."""
     found: dict[str, torch.Tensor] = {}
     for name, module in made("flux").named_modules():
         if name.rpartition(".")[2] in ADAPTED and isinstance(module, torch.nn.Linear):
@@ -106,7 +106,8 @@ def lora() -> dict[str, torch.Tensor]:
 
 @pytest.mark.peers
 def test_adapters_of_a_pipeline(tmp_path: Path) -> None:
-    """Those of the same float numbers; off again; never a part of a checkpoint; not fused into codes."""
+    """Adapters match those over the same float numbers, can be removed, never enter a checkpoint, and cannot be fused
+    into codes."""
     pytest.importorskip("peft", reason="needs peft: pip install peft")
     save_model(quantized("flux"), tmp_path / "out")
     model = loaded("flux", tmp_path / "out")
@@ -132,7 +133,7 @@ def test_adapters_of_a_pipeline(tmp_path: Path) -> None:
 
 @pytest.mark.peers
 def test_adapters_that_widen_a_quantized_layer_are_refused() -> None:
-    """As those that show a Flux a picture: diffusers writes the weight into a wider one."""
+    """Such as those that add an image input to Flux: diffusers copies the weight into a wider one."""
     pytest.importorskip("peft", reason="needs peft: pip install peft")
     pipe = flux_pipeline(quantized("flux"))
     wider = {

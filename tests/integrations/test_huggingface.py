@@ -1,4 +1,4 @@
-"""Hugging Face directories in and out: what is loaded computes exactly what the quantized model computed."""
+"""Reading and writing Hugging Face directories: a loaded model computes exactly what the quantized model computed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_empty_model_has_real_buffers_and_no_matrices(kind: str, tmp_path: Path)
 
 
 def test_an_empty_model_of_zeros(tmp_path: Path) -> None:
-    """The experts of Llama 4 are made of zeros, and are most of it."""
+    """The experts of Llama 4 are created as zeros, and are most of the model."""
     config, fields = ZOO["llama 4, transposed experts"][1:3]
     getattr(transformers, config)(**fields).save_pretrained(tmp_path)
     empty = hf.empty_model(tmp_path)
@@ -251,7 +251,7 @@ def test_what_cannot_be_read_gives_one_clear_error(problem: str, tmp_path: Path)
 def test_code_beside_a_model_is_never_run(
     read: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever transformers asks, and whoever says yes."""
+    """Whatever transformers asks, and even if the answer is yes."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     make_directory(tmp_path)
     ran = tmp_path / "ran"

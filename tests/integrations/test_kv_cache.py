@@ -1,5 +1,5 @@
-"""Models of transformers with a quantized cache: the same numbers as with tokens rounded by the definition, whatever
-the architecture, the attention, the steps and the way of generating."""
+"""transformers models with a quantized cache: the same numbers as with tokens rounded by definition, for every
+architecture, attention implementation, split into steps and way of generating."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ARCHITECTURES = {
     "lfm2-convolution": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
     "deepseek-v3-latent": ("DeepseekV3Config", LATENT),
 }
-"""A layer keeps every token in each; widths of keys and values differ in the last."""
+"""In each of these a layer keeps all tokens; in the last one keys and values differ in width."""
 
 
 def model_of(name: str = "llama", **changes: Any) -> Any:
@@ -68,7 +68,7 @@ def model_of(name: str = "llama", **changes: Any) -> Any:
 
 
 class Rounded(transformers.cache_utils.DynamicLayer):  # type: ignore[misc, name-defined]
-    """Tokens are rounded as they come, by the definition, and kept as floats."""
+    """Tokens are rounded by definition as they arrive, and kept as floats."""
 
     format: CacheFormat
 
@@ -118,7 +118,7 @@ def generated(model: Any, cache: Any = None, **options: Any) -> Tensor:
 @pytest.mark.parametrize("format", ["int8", "int4-g16", "fp8-wo"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_rounded_tokens(name: str, format: str, attention: str) -> None:
-    """In float32, two layers: only the order of sums differs. 90 dB of 144."""
+    """In float32 with two layers, only the order of sums differs: 90 dB of 144."""
     model = model_of(name)
     wanted = logits(model, rounded_cache(model, format), 15, 1, 6)
     model.set_attn_implementation(attention)
@@ -136,7 +136,7 @@ OWN_ATTENTION = {
 def test_a_model_that_cannot_have_another_attention_keeps_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES, name, OWN_ATTENTION[name])
     model = model_of(name)
-    own = model.config._attn_implementation  # transformers 5.20 has "sdpa" for gemma2, later ones "eager"
+    own = model.config._attn_implementation  # "sdpa" in transformers 5.20 for gemma2, "eager" in later versions
     wanted = logits(model, rounded_cache(model, "int8"), 15, 7)
     got = logits(model, KVCache.of(model, "int8"), 15, 7)
     assert own == "eager" or (name, own) == ("gemma2-soft-cap", "sdpa")
@@ -156,7 +156,7 @@ def test_a_cache_of_floats_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("format", ["int8", "int4-g16", "nf4-g16:fp8-wo"])
 def test_the_steps_make_no_difference(format: str) -> None:
-    """Where no token stays in float, each is read as it is kept from the first step on."""
+    """If no token stays in float, each is read in its quantized form from the first step on."""
     model = model_of()
     whole = logits(model, KVCache.of(model, format))
     for steps in ((1,) * 22, (15, 7)):
@@ -174,7 +174,7 @@ def test_the_steps_make_no_difference(format: str) -> None:
     ids=["beams", "returned-beams", "returned", "chunks"],
 )
 def test_ways_of_generating(options: dict[str, Any]) -> None:
-    """The text of a cache of tokens rounded by the definition."""
+    """The generated text is that of a cache of tokens rounded by definition."""
     model = model_of()
     wanted = generated(model, rounded_cache(model, "int8"), **options)
     assert torch.equal(generated(model, KVCache.of(model, "int8"), **options), wanted)
@@ -256,7 +256,7 @@ def test_nothing_is_written_into_keys_of_the_cache() -> None:
 
 
 def test_keys_and_values_can_be_read_as_floats() -> None:
-    """Of tokens that stay in float they are those of transformers, but for the order of sums."""
+    """Tokens that stay in float are those of transformers, apart from the order of sums."""
     model = model_of()
     ours, theirs = KVCache(model.config, "int8+first64"), transformers.DynamicCache(config=model.config)
     assert [layer[:2] for layer in ours] == [(None, None)] * len(ours.layers)

@@ -1,5 +1,5 @@
-"""Tasks by lm-evaluation-harness: what it is given and what is made of its answer; and the harness itself, where it is
-installed, on a task whose documents are in a file."""
+"""Tasks of lm-evaluation-harness: its arguments and the handling of its results; and, where it is installed, the
+harness itself on a task with documents from a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWER = {
 
 
 class Harness:
-    """Stands for lm_eval, and notes how it was called."""
+    """Stands in for lm_eval, and records how it was called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: dict[str, Any] = {}
@@ -88,7 +88,8 @@ def test_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.peers
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="pip install 'bitport[lm-eval]'")
 def test_the_harness_runs_a_quantized_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choices between two continuations, on documents in a file; the judge adds up log-likelihoods itself."""
+    """Choices between two continuations, with documents from a file; the expected result is summed from log-likelihoods
+    here."""
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     documents = [

@@ -1,4 +1,5 @@
-"""Models that transformers does not build as their files are: experts one by one, projections apart, other prefixes."""
+"""Models whose structure in transformers differs from their files: separate experts, separate projections, other
+prefixes."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def original(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Pat
 
 
 def rounded(source: Path, checkpoint: Path, folder: Path) -> Any:
-    """The model as transformers loads it from files whose pieces were rounded one by one."""
+    """The model that transformers loads from files with each tensor rounded separately."""
     entries = read_manifest(checkpoint).tensors
     values = {
         name: quantize_tensor(value, entries[name].scheme).dequantize() if entries[name].scheme else value  # type: ignore[arg-type]
@@ -110,7 +111,7 @@ def test_tensors_that_transformers_passes_over(
 
 
 def test_experts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """The tenth comes after the ninth, not after the first."""
+    """The tenth comes after the ninth rather than after the first."""
     source = original(tmp_path / "model", "mixtral")
     quantize_files(source, tmp_path / "out", "int8", progress=False)
     stored = load_file(source / "model.safetensors")
@@ -123,7 +124,7 @@ def test_experts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
 def test_calibrated_block_by_block(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The checkpoint that comes out is under the model's names; memory is not: files are as their makers left them."""
+    """The checkpoint uses the model's names, while dry runs read the original files."""
     source = original(tmp_path / "model", name)
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
     arguments = ["--scheme", "int4-g32", "--algorithm", "gptq", "--data", str(tmp_path / "text.txt")]
@@ -139,7 +140,7 @@ def test_calibrated_block_by_block(name: str, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_quantized_by_others(tmp_path: Path) -> None:
-    """Files of GPTQ, whose experts stand one by one too."""
+    """GPTQ files also store experts separately."""
     source = original(tmp_path / "model", "mixtral", torch.float16)
     quantize_files(source, tmp_path / "out", "int4-g32", progress=False)
     convert(tmp_path / "out", tmp_path / "gptq", to="gptq")
@@ -198,7 +199,7 @@ def test_an_expert_that_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
 def test_a_tensor_that_is_there_twice(name: str, tmp_path: Path) -> None:
-    """By itself, and as the pieces that it is made of: neither is dropped."""
+    """Stored both whole and as the pieces that it is made of: neither is dropped."""
     config, fields = CONFIGS["mixtral"]
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**fields))
     quantize_files(original(tmp_path / "model", "mixtral"), tmp_path / "out", "int8", progress=False)
@@ -210,7 +211,7 @@ def test_a_tensor_that_is_there_twice(name: str, tmp_path: Path) -> None:
 
 
 def test_experts_that_lie_the_other_way_round_in_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of Qwen3-VL: [experts, K, N], which transformers turns while it reads them."""
+    """Those of Qwen3-VL: [experts, K, N], which transformers transposes while reading."""
     decoder = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
     vision = {"hidden_size": 64, "depth": 1, "num_heads": 4, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}
     kind = transformers.Qwen3VLMoeForConditionalGeneration
@@ -234,7 +235,8 @@ def test_experts_that_lie_the_other_way_round_in_the_files(tmp_path: Path, capsy
 
 
 def test_convolutions_apart_in_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of OLMo hybrid for queries, keys and values, which transformers has as one. A rule for all takes them."""
+    """OLMo hybrid stores separate ones for queries, keys and values, which transformers merges. A rule for everything
+    includes them."""
     linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_value_head_dim": 16, "pad_token_id": 0}
     kinds = {"linear_key_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
     torch.manual_seed(0)
@@ -251,7 +253,7 @@ def test_convolutions_apart_in_the_files(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_parts_that_are_not_equal(tmp_path: Path) -> None:
-    """Queries, keys and values of NomicBert are one matrix in its files, here with a row too much."""
+    """NomicBert stores queries, keys and values as one matrix, which has a row too many here."""
     kind = transformers.NomicBertModel
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = kind(transformers.NomicBertConfig(**sizes, vocab_size=96))
@@ -266,7 +268,7 @@ def test_parts_that_are_not_equal(tmp_path: Path) -> None:
 
 
 def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A conversion with transposition: told before anything is quantized, and when it is loaded."""
+    """A conversion with a transpose: reported before anything is quantized, and on loading."""
     source = original(tmp_path / "model", "mixtral")
     config = json.loads((source / "config.json").read_text())
     assert config["model_type"] == "mixtral"

@@ -1,4 +1,4 @@
-"""from_pretrained of checkpoints of bitport beside load_model of the same."""
+"""from_pretrained on checkpoints of bitport, compared with load_model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def assert_same(model: nn.Module, right: nn.Module) -> None:
 @pytest.mark.parametrize("recipe", ["int4-g32", HEAD])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_models(tmp_path: Path, name: str, recipe: Any) -> None:
-    """Conv1D of GPT-2, tied heads, experts that lie one by one in the files."""
+    """Conv1D of GPT-2, tied heads, experts stored separately in the files."""
     if recipe is HEAD and name == "gpt2":
         recipe = {"lm_head": "int8", "*wte": "int8", "*": "int4-g32"}
     out = quantized(tmp_path, name, recipe)
@@ -113,7 +113,7 @@ def test_what_was_converted(tmp_path: Path) -> None:
 
 
 def test_other_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of AutoModel, whose names lack a prefix, and of a classifier, whose head no file has."""
+    """AutoModel, whose names lack a prefix, and a classifier, whose head is in no file."""
     out = quantized(tmp_path)
     right = load_model(out)
     assert_same(transformers.AutoModel.from_pretrained(out), right.model)
@@ -134,7 +134,7 @@ def test_dtypes(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 def test_what_works_on_such_a_model(tmp_path: Path) -> None:
-    """What docs/transformers.md lists."""
+    """Everything that docs/transformers.md lists."""
     out = quantized(tmp_path)
     model, right = CAUSAL.from_pretrained(out), load_model(out)
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -154,7 +154,7 @@ def test_what_works_on_such_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.peers
 def test_adapters(tmp_path: Path) -> None:
-    """Those that a model has are what its save_pretrained writes, as of any model of transformers."""
+    """If a model has adapters, its save_pretrained writes these, as for any transformers model."""
     wanted = importlib.import_module("transformers.integrations.peft").MIN_PEFT_VERSION
     peft = pytest.importorskip("peft", minversion=wanted)
     out = quantized(tmp_path)
@@ -174,7 +174,7 @@ def test_adapters(tmp_path: Path) -> None:
 
 
 def test_dtype_of_a_cast_model(tmp_path: Path) -> None:
-    """config.json says what floats were cast to, so that transformers does not cast them back."""
+    """config.json records the dtype that floats were cast to, so that transformers does not cast them back."""
     out = quantized(tmp_path, dtype=torch.bfloat16)
     model = CAUSAL.from_pretrained(out)
     assert_same(model, load_model(out))
@@ -184,7 +184,7 @@ def test_dtype_of_a_cast_model(tmp_path: Path) -> None:
 
 
 def test_parameters_that_are_float32_in_any_model(tmp_path: Path) -> None:
-    """As transformers keeps them: those that a model names, and those that it makes so."""
+    """As in transformers: those that a model names, and those that it creates so."""
     config = transformers.DeepseekV3Config(
         **{**SMALL, "num_key_value_heads": 4}, n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2,
         moe_intermediate_size=32, q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
@@ -218,7 +218,7 @@ def test_plans_of_transformers_are_refused(tmp_path: Path) -> None:
 
 
 def test_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its cache has what was fetched: links in a folder of the revision to files that hashes name."""
+    """In the layout of its cache: symlinks in a folder for the revision, to files named by hash."""
     out = quantized(tmp_path)
     home = tmp_path / "hub" / "models--me--llama"
     (home / "blobs").mkdir(parents=True)
@@ -258,7 +258,7 @@ def test_directories_of_earlier_versions(tmp_path: Path) -> None:
 
 
 def test_without_the_import(tmp_path: Path) -> None:
-    """transformers refuses, it does not make weights up."""
+    """transformers refuses instead of initializing weights at random."""
     out = quantized(tmp_path)
     code = f"from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained({str(out)!r})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -302,7 +302,7 @@ def test_damage(tmp_path: Path, what: str, message: str) -> None:
 
 @pytest.mark.parametrize("kind", ["stored", "while loading"])
 def test_save_pretrained(tmp_path: Path, kind: str) -> None:
-    """Writes what save_model writes, in both ways to such a model."""
+    """It writes the same as save_model, for both ways to create such a model."""
     out = quantized(tmp_path)
     while_loading = {"quantization_config": BitportConfig("int4-g32")}
     model = (
@@ -323,7 +323,7 @@ def test_save_pretrained(tmp_path: Path, kind: str) -> None:
 
 
 def test_save_pretrained_again(tmp_path: Path) -> None:
-    """By a copy of the model, and by what uploads a folder that it wrote."""
+    """By a copy of the model, and with the arguments of pipelines that save."""
     model = CAUSAL.from_pretrained(quantized(tmp_path))
     copied = copy.deepcopy(model)
     with torch.no_grad():
@@ -342,7 +342,7 @@ def test_save_pretrained_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["stored", "while loading"])
 def test_a_model_goes_with_its_last_name(tmp_path: Path, kind: str) -> None:
-    """Not when garbage is collected, which may be long after; copies save themselves, also those without a name."""
+    """Immediately, rather than in a later garbage collection. Copies save themselves, including temporary ones."""
     out = quantized(tmp_path)
     given = {} if kind == "stored" else {"quantization_config": BitportConfig("int4-g32")}
     load = functools.partial(CAUSAL.from_pretrained, out if kind == "stored" else tmp_path / "float", **given)
@@ -379,7 +379,7 @@ def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         uploaded.update({path.name: path.read_bytes() for path in Path(folder).iterdir()})
 
     monkeypatch.setattr(hub, "hf_api", Api, raising=False)
-    monkeypatch.setattr(hub, "create_repo", Api().create_repo, raising=False)  # of transformers before 5.20
+    monkeypatch.setattr(hub, "create_repo", Api().create_repo, raising=False)  # for transformers before 5.20
     monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *args, **given: types.SimpleNamespace(save=print))
     model = CAUSAL.from_pretrained(quantized(tmp_path))
     monkeypatch.setattr(type(model), "_upload_modified_files", upload)
@@ -395,7 +395,7 @@ def test_a_model_quantized_in_memory_is_saved_by_save_model(tmp_path: Path) -> N
     bp.quantize_(model, "int4-g32")
     with pytest.raises(ArgumentError, match="save_model of bitport"):
         model.save_pretrained(tmp_path)
-    save_model(torch.compile(model), tmp_path)  # where transformers has left its configuration
+    save_model(torch.compile(model), tmp_path)  # where transformers has put its configuration
     assert_same(CAUSAL.from_pretrained(tmp_path), model)
 
 
@@ -411,8 +411,8 @@ def test_save_model_leaves_the_model_that_was_quantized(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tied", "mixtral"])
 def test_memory_footprint(tmp_path: Path, name: str) -> None:
-    """Against the bytes of the parts in the manifest, counted by hand: 4 bits, and for 32 of them a scale in float32
-    and a zero point in a byte."""
+    """Against the bytes of the parts in the manifest, computed by hand: 4 bits, and for every 32 of them a float32
+    scale and a one-byte zero point."""
     out = quantized(tmp_path, name)
     model = CAUSAL.from_pretrained(out)
     buffers = sum(buffer.nbytes for buffer in model.buffers())
@@ -422,7 +422,7 @@ def test_memory_footprint(tmp_path: Path, name: str) -> None:
 
 
 def test_devices_are_planned_by_true_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers asks the quantizer for bytes per element of a model that has no weights yet."""
+    """transformers asks the quantizer for the bytes per element of a model without weights."""
     sizes = importlib.import_module("transformers.integrations.accelerate").compute_module_sizes
     seen: list[float] = []
     before = Quantizer.get_quantize_ops
@@ -449,7 +449,7 @@ def test_device_maps(tmp_path: Path) -> None:
     out = quantized(tmp_path)
     right = load_model(out)
     assert_same(CAUSAL.from_pretrained(out, device_map={"": "cpu"}), right)
-    size = 2 * read_manifest(out).nbytes  # of 32 bits each takes 5.25, and there is room for the largest layer twice
+    size = 2 * read_manifest(out).nbytes  # 5.25 bits instead of 32 per weight, with room for the largest layer twice
     assert size < 0.6 * sum(param.nbytes for param in load_model(tmp_path / "float").parameters())
     assert_same(CAUSAL.from_pretrained(out, device_map="auto", max_memory={"cpu": size}), right)
     for given in ({"device_map": {"": "disk"}}, {"device_map": "auto", "max_memory": {"cpu": size // 4}}):
@@ -483,7 +483,7 @@ print(*loaded(sys.argv[2])[1:])
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux tells it")
 def test_memory(tmp_path: Path) -> None:
     """48 layers of 850,000 weights are 39 MiB in int8 and four times that in float32. Besides the mapped file they are
-    there once, in the layout of the device; the modules of 48 layers take 5 MB."""
+    in memory once, in the layout of the device; the modules of 48 layers take 5 MB."""
     small = quantized(tmp_path / "small")
     sizes = {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 48}
     CAUSAL.from_config(transformers.LlamaConfig(**sizes)).save_pretrained(tmp_path / "float")

@@ -1,4 +1,4 @@
-"""The Trainer of transformers trains the scales of a quantized model."""
+"""Training the scales of a quantized model with the Trainer of transformers."""
 
 from __future__ import annotations
 

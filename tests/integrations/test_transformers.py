@@ -1,4 +1,4 @@
-"""from_pretrained(.., quantization_config=BitportConfig(..)) beside quantize_() of the float model."""
+"""from_pretrained(.., quantization_config=BitportConfig(..)), compared with quantize_() on the float model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIGS: dict[str, Any] = {
     "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4),
 }
 HEAD = {"lm_head": "int8", "*embed*": "int8", "*": "int4-g32"}
-"""Also where the two are one."""
+"""Also if the two are tied."""
 
 
 @pytest.fixture(params=CONFIGS)
@@ -107,8 +107,8 @@ def test_one_weight_gets_one_scheme(tmp_path: Path) -> None:
     ("changed", "scheme"), [({"intermediate_size": 96}, "int4-g32"), ({"vocab_size": 40}, {"lm_head": "int8"})]
 )
 def test_weights_of_another_shape(tmp_path: Path, changed: dict[str, int], scheme: Any) -> None:
-    """As in float: an error, or, by a library that makes them, weights of the model's own shape, which nothing was
-    quantized for."""
+    """As for float models: an error, or, in versions that initialize such weights, weights of the model's own shape,
+    which are not quantized."""
     made("llama", tmp_path)
     load = transformers.AutoModelForCausalLM.from_pretrained
     for given in ({}, {"quantization_config": BitportConfig(scheme)}):
@@ -132,7 +132,7 @@ def test_weights_of_another_shape(tmp_path: Path, changed: dict[str, int], schem
 
 @pytest.mark.parametrize("recipe", ["int4-g32", {"*": "int8"}, {"lm_head": "int8"}, {"*embed*": "int8"}], ids=str)
 def test_a_head_that_is_another_than_config_json_says(tmp_path: Path, recipe: Any) -> None:
-    """That says it is the embedding, and the files hold both: transformers goes by the files."""
+    """config.json says that it is tied to the embedding, but the files hold both: transformers follows the files."""
     made("llama", tmp_path / "float")
     said = json.loads((tmp_path / "float" / "config.json").read_text())
     (tmp_path / "float" / "config.json").write_text(json.dumps(said | {"tie_word_embeddings": True}))
@@ -148,7 +148,7 @@ def test_a_head_that_is_another_than_config_json_says(tmp_path: Path, recipe: An
 
 
 def test_dequantize_makes_a_float_model(tmp_path: Path) -> None:
-    """As dequantize_ of bitport; its save_pretrained writes what transformers alone loads."""
+    """Like bitport's dequantize_; its save_pretrained writes what transformers alone can load."""
     made("tied", tmp_path / "in")
     model, right = (loaded(tmp_path / "in", BitportConfig(HEAD)) for _ in range(2))
     bp.dequantize_(right)
@@ -168,7 +168,7 @@ def test_a_config_prints_what_it_asks_for() -> None:
 
 
 def test_backends_are_loaded_where_models_are_built() -> None:
-    """from_pretrained comes here with meta as the default device, on which no table has numbers."""
+    """from_pretrained loads them with meta as the default device, where tables would have no numbers."""
     code = "import torch, bitport.plugins\nwith torch.device('meta'): print(bitport.plugins.load())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

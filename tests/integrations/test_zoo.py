@@ -1,4 +1,4 @@
-"""quantize_ on models that are not like a llama; and what bitport makes of their files, which is the same."""
+"""quantize_ on models unlike Llama; and quantizing their files, which gives the same."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SCHEME = "int4"
 @pytest.mark.parametrize("recipe", [SCHEME, {"*": SCHEME}], ids=["by name", "a rule for all"])
 @pytest.mark.parametrize("name", ZOO)
 def test_it_computes_its_dequantized_values(name: str, recipe: RecipeLike) -> None:
-    """Float32 all the way: only the order of sums may differ. A rule for all takes tables and convolutions too, but not
-    those that a model reads in another way."""
+    """Float32 throughout: only the order of sums may differ. A rule for everything includes tables and convolutions,
+    except those that a model reads in another way."""
     model = model_of(name)
     report = bp.quantize_(model, recipe)
     assert all(layer.reason for layer in report.skipped)
@@ -37,7 +37,7 @@ def test_it_computes_its_dequantized_values(name: str, recipe: RecipeLike) -> No
 
 @pytest.mark.parametrize("name", ZOO)
 def test_its_files_become_what_it_becomes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By `bitport quantize`, tensor by tensor, and while transformers loads it."""
+    """With `bitport quantize`, tensor by tensor, and while transformers loads it."""
     model_of(name).save_pretrained(tmp_path / "float")
     kind = getattr(transformers, ZOO[name].model)
     right = kind.from_pretrained(tmp_path / "float")

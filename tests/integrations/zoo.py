@@ -1,4 +1,4 @@
-"""Small random models of transformers that are not like a llama, and what each is given."""
+"""Small random transformers models unlike Llama, with their inputs."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ ZOO: dict[str, Kind] = {
 
 
 def model_of(name: str) -> nn.Module:
-    """In float32, in evaluation mode; its weights are large enough that rounding them shows."""
+    """Build the model in float32 and evaluation mode, with weights large enough that rounding them shows."""
     kind, special = ZOO[name], {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = getattr(transformers, kind.config)(**kind.fields, **(special if "vocab_size" in kind.fields else {}))
     torch.manual_seed(0)
@@ -252,7 +252,7 @@ def model_of(name: str) -> nn.Module:
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """The float tensors of what a model returns."""
+    """The float tensors in a model's output."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     inner = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()

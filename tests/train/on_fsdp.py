@@ -1,4 +1,4 @@
-"""Checks of several processes: models in training under FSDP2, beside the same training in one piece."""
+"""Checks in several processes: models in training under FSDP2, against the same training in one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES = {
 
 
 def model_of(scheme: str, gradients: str | None = None, algorithm: str = "rtn", seed: int = 0) -> nn.Module:
-    """Rows that no number of processes divides."""
+    """A model whose rows no number of processes divides evenly."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 131), nn.ReLU(), nn.Linear(131, 40, bias=False))
     prepare_(model, scheme, gradients=gradients, algorithm=algorithm, calibrate=[torch.randn(40, 64)])
@@ -64,7 +64,7 @@ def check_weights_stay_gathered_if_asked(mesh: Any) -> None:
 
 
 def check_mixed_precision_rounds_the_values_themselves(mesh: Any) -> None:
-    """In bfloat16 the codes would be others; the product alone is in bfloat16."""
+    """Codes from bfloat16 values would differ; only the product is in bfloat16."""
     alone = model_of("int4-g32", None)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     together = sharded(copy.deepcopy(alone), mesh, mp_policy=policy)
@@ -77,7 +77,7 @@ def check_mixed_precision_rounds_the_values_themselves(mesh: Any) -> None:
 
 
 def check_mixed_precision_trains(mesh: Any) -> None:
-    """Gradients are of its dtype until they are added up, those of biases and norms beside them as well."""
+    """Gradients have its dtype until they are reduced, including those of biases and norms."""
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Embedding(20, 64), nn.LayerNorm(64), nn.Linear(64, 131))
     prepare_(alone, {"*": "int8-dyn"})
@@ -112,7 +112,8 @@ def check_the_state_is_of_floats_and_is_converted_in_one_piece(mesh: Any) -> Non
 
 
 def check_scales_that_are_held(mesh: Any) -> None:
-    """Every process has those of the whole, while training and in a checkpoint, from which any model goes on."""
+    """Every process holds those of the whole weight, in training and in a checkpoint, from which any model
+    continues."""
     for scheme in ("int4-g32", "nvfp4", "fp8-block"):
         alone = model_of(scheme, algorithm="gptq")
         together, x = sharded(copy.deepcopy(alone), mesh), torch.randn(4, 64)
@@ -138,7 +139,7 @@ def check_scales_that_are_held(mesh: Any) -> None:
 
 
 def check_tensor_parallelism_takes_gradients_at_inputs_as_they_are(mesh: Any) -> None:
-    """The sum over the rows of x rounds each of its terms at most as often as there are rows."""
+    """The sum over the rows of x rounds each of its terms at most once per row."""
     torch.manual_seed(0)
     alone = nn.Linear(64, 32 * mesh.size(), bias=False)
     prepare_(alone, "mxfp4")

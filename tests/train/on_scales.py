@@ -1,4 +1,4 @@
-"""Checks of several processes: learning scales under FSDP2 and DistributedDataParallel, beside one process."""
+"""Checks in several processes: learning scales under FSDP2 and DistributedDataParallel, against one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMES = ("int4-g32", "int8-dyn", "nf4")
 
 
 def model_of(scheme: str) -> nn.Sequential:
-    """Rows that no number of processes divides."""
+    """A model whose rows no number of processes divides evenly."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 131), nn.ReLU(), nn.Linear(131, 40, bias=False))
     bp.quantize_(model, scheme)
@@ -48,7 +48,7 @@ def check_fsdp(mesh: Any) -> None:
 
 
 def check_data_parallel(mesh: Any) -> None:
-    """Gradients are the mean over processes, each with rows of its own: those of all rows."""
+    """Gradients are averaged over processes, each with rows of its own, which gives those of all rows."""
     rank, world = mesh.get_local_rank(), mesh.size()
     for scheme in SCHEMES:
         alone = model_of(scheme)

@@ -10,7 +10,8 @@ from torch import nn
 def steps(
     model: nn.Module, count: int = 3, *, size: int = 16, rows: slice = slice(None), dtype: torch.dtype = torch.float32
 ) -> list[float]:
-    """The losses of a model from 64 numbers to 40, on ``rows`` of ``size``, the same in each step and call."""
+    """Return the losses of a model from 64 numbers to 40, on ``rows`` of ``size`` rows, the same for each step and
+    call."""
     optimizer = torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=1e-2)
     torch.manual_seed(1)
     x, want = torch.randn(size, 64, dtype=dtype)[rows], torch.randn(size, 40)[rows]

@@ -1,4 +1,4 @@
-"""Experts in training: grouped and batched products, and the ways in which transformers multiplies them."""
+"""Experts in training: grouped and batched products, and the ways in which transformers multiplies with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integrations.sizes import SMALL
 
 E, T, N, K = 4, 40, 32, 64
 OFFS = torch.tensor([10, 10, 25, 36], dtype=torch.int32)
-"""The second expert has no rows, and four rows belong to nobody."""
+"""The second expert has no rows, and the last rows belong to no expert."""
 
 
 def experts(scheme: str, gradients: str | None = None) -> TrainedTensor:
@@ -52,7 +52,7 @@ def test_grouped_product(scheme: str) -> None:
 
 @pytest.mark.parametrize("gradients", [None, "fp8-row-input"])
 def test_a_fixed_scale_of_inputs(gradients: str | None) -> None:
-    """As the quantized experts have it, and in the gradient of the weight."""
+    """Used like in the quantized experts, and in the gradient of the weight."""
     scale = torch.tensor([[0.01]])
     rounding = Rounding(preset("int8-static"), GRADIENTS[gradients] if gradients else None)
     w = TrainedTensor(torch.randn(E, N, K), rounding, scale).requires_grad_()
@@ -105,7 +105,8 @@ def test_batched_product(scheme: str, gradients: str | None) -> None:
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
 def test_compiled(scheme: str) -> None:
-    """By the op that transformers has for it in other dtypes than bfloat16: as in eager mode, gradients too."""
+    """With the op that transformers uses for dtypes other than bfloat16: the same as in eager mode, including
+    gradients."""
     grouped = pytest.importorskip("transformers.integrations.moe")._grouped_mm
     w, x, g = experts(scheme), torch.randn(T, K, requires_grad=True), torch.randn(T, N)
     torch.compiler.reset()
@@ -147,7 +148,7 @@ ARCHITECTURES = {
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_models_of_transformers(name: str, scheme: str) -> None:
-    """Trained a step, then converted: the logits stay what they were."""
+    """Trained for a step, then converted: the logits do not change."""
     transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
     config, fields, options = ARCHITECTURES[name]
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**fields), **options).float()

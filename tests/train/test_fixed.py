@@ -1,4 +1,4 @@
-"""Training from what an algorithm found: its numbers at the start, its scales to the end."""
+"""Training from the result of an algorithm: it starts from its numbers and keeps its scales."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def unequal() -> Unequal:
 
 
 def pair(algorithm: str, scheme: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, nn.Module]:
-    """A model in training and one that is quantized, made in the same way."""
+    """Return a model in training and a quantized one, made in the same way."""
     data = [each.to(dtype) for each in DATA]
     quantized, prepared = unequal().to(dtype), unequal().to(dtype)
     bp.quantize_(quantized, scheme, algorithm=algorithm, calibrate=data)
@@ -81,7 +81,7 @@ def test_it_starts_from_the_quantized_model(algorithm: str, scheme: str) -> None
 
 
 def test_some_inputs_are_pre_scaled() -> None:
-    """So that the cases above are of such weights too."""
+    """Ensures that the cases above include such weights."""
     for scheme in ("int4-channel", "int4-int8"):
         prepared, _ = pair("awq+gptq", scheme)
         assert any(param.pre_scale is not None for param in weights(prepared).values())
@@ -107,7 +107,8 @@ def test_scales_are_held(algorithm: str, scheme: str) -> None:
 
 
 def test_every_kind_starts_from_what_it_was_quantized_to() -> None:
-    """What gptq cannot treat, here the convolution and the table with the head tied to it, follows its values."""
+    """Weights that gptq cannot handle, here the convolution and the table tied to the head, recompute scales from their
+    values."""
     torch.manual_seed(1)
     model = Model()
     quantized = copy.deepcopy(model)
@@ -139,7 +140,7 @@ EXPERTS = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediat
     ],
 )
 def test_models_of_transformers(config: str, fields: dict[str, Any]) -> None:
-    """Experts, and weights that lie transposed."""
+    """With experts, and with transposed weights."""
     transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**fields)).float().eval()
@@ -158,8 +159,8 @@ def test_models_of_transformers(config: str, fields: dict[str, Any]) -> None:
 
 
 def test_values_lie_between_the_float_weights_and_what_was_chosen() -> None:
-    """A weight that rounds to its code is what it was; another is moved into the cell of its code, no further than it
-    must: the steps of bisection are 2^-12 of at most 8 codes."""
+    """A weight that rounds to its code is unchanged; any other is moved just into the cell of its code: the steps of
+    bisection are 2^-12 of at most 8 codes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32, bias=False))
     floats, quantized = model[0].weight.detach().clone(), copy.deepcopy(model)
@@ -209,7 +210,7 @@ def test_gradients_of_pre_scaled_weights(scheme: str) -> None:
 
 
 def held(*shape: int, scheme: str = "int4-g32") -> tuple[nn.Parameter, Tensor]:
-    """With scales that its values would not give, and the floats that it stands for."""
+    """Return a weight whose fixed scales differ from those of its values, and the floats that it represents."""
     value = torch.randn(*shape)
     q = quantize_tensor(value * 0.7, scheme)
     fixed = fixed_of(q)
@@ -316,7 +317,7 @@ def test_half_precision_starts_from_the_same_numbers() -> None:
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever is raised within, the parameters are those that they were."""
+    """Whatever is raised within, the parameters are the same objects with the same values."""
     before = {name: (param, param.detach().clone()) for name, param in model.named_parameters()}
     try:
         yield
@@ -327,7 +328,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def test_codes_that_the_dtype_of_the_values_cannot_tell_apart() -> None:
-    """bfloat16 has 8 bits: where the range of a block lies far from zero its numbers are further apart than codes."""
+    """bfloat16 has 8 bits: if the range of a block is far from zero, its numbers are further apart than the codes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)).to(torch.bfloat16)
     model[1].weight.data.uniform_(0.5, 1.05)
@@ -337,7 +338,7 @@ def test_codes_that_the_dtype_of_the_values_cannot_tell_apart() -> None:
 
 
 def test_an_error_in_calibration_leaves_float_weights() -> None:
-    """When it comes to the second weight, the first is quantized."""
+    """By the time the second weight fails, the first is quantized."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32))
     model[0].bias.data[5] = torch.inf
     with pytest.raises(ArgumentError, match=r"NaN or infinity at the input of 1\.weight"), unchanged(model):

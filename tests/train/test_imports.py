@@ -1,4 +1,4 @@
-"""What training brings into a process."""
+"""What training imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def test_optimizers_bring_in_no_distributed_tensors() -> None:
-    """Nor a compiler: a process without either does not wait for them."""
+    """Nor a compiler, so that a process without either does not wait for them."""
     script = (
         "import sys, torch; before = set(sys.modules); import bitport.train.optim; print(*set(sys.modules) - before)"
     )

@@ -1,4 +1,4 @@
-"""Autocast, casts and inference_mode: the numbers that are rounded are always those of the value."""
+"""Autocast, casts and inference_mode: rounding always starts from the weight's own value."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_cast_is_a_copy_in_that_dtype() -> None:
 
 
 class Attends(nn.Module):
-    """All products that inference_mode hands over whole: linear layers out of sight, matmul, a convolution."""
+    """All products that inference_mode does not decompose: linear layers inside a fused op, matmul, a convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ BATCHES = {
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "nvfp4"])
 @pytest.mark.parametrize("name", BATCHES)
 def test_products_over_a_batch(name: str, scheme: str, mode: Callable[[], Any]) -> None:
-    """Some were refused while gradients were recorded, and went on with the floats where none were."""
+    """They must neither be refused while gradients are recorded nor use the float values otherwise."""
     product, shape = BATCHES[name]
     w, x = trained(*shape, scheme=scheme), torch.randn(3, 64)
     q = quantize_tensor(w.data.value, scheme)  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ def test_products_over_a_batch(name: str, scheme: str, mode: Callable[[], Any]) 
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_products_without_a_rounded_form_are_refused_always(recorded: bool) -> None:
-    """Where no gradient is recorded they would go on with the floats."""
+    """Without recording gradients they would silently use the float values."""
     w, x, lstm = trained(32, 64, scheme="int4-g32"), torch.randn(3, 64), nn.LSTM(64, 32)
     prepare_(lstm, [("*", "int8", ("other",))])
     refused = {
@@ -176,7 +176,7 @@ def test_what_is_added_without_weight_does_not_count() -> None:
 
 
 def test_buffers_of_its_shape_are_floats() -> None:
-    """Their numbers are not the weight's, so that gradients may be recorded."""
+    """They do not hold the weight's numbers, so gradients may be recorded."""
     w = trained(32, 64, scheme="int4-g32")
     made = [torch.zeros_like(w), torch.ones_like(w), torch.full_like(w, 2), torch.randn_like(w), torch.rand_like(w)]
     made += [w.new_empty(3), w.new_ones(3), w.new_full((3,), 2.0)]

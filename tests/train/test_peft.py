@@ -1,4 +1,4 @@
-"""Adapters by PEFT, over quantized weights and over weights in training."""
+"""PEFT adapters over quantized weights and over weights in training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trained(model: torch.nn.Module) -> list[float]:
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "nf4", "int8-dyn"])
 def test_adapters_over_quantized_weights(scheme: str, tmp_path: Path) -> None:
-    """The losses are those of adapters over a float model with the same numbers, where inputs are not rounded."""
+    """Where inputs are not rounded, the losses are those of adapters over a float model with the same numbers."""
     base = model_of()
     bp.quantize_(base, scheme)
     model = adapted(base)
@@ -77,7 +77,7 @@ EXPERTS = {"target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj
     [pytest.param(model_of, {"use_dora": True}, id="dora"), pytest.param(experts_of, EXPERTS, id="experts")],
 )
 def test_adapters_that_add_to_weights(make: Callable[[], torch.nn.Module], options: dict[str, Any]) -> None:
-    """They ended in an error: aten.add is not defined on a QTensor."""
+    """This needs aten.add on a QTensor."""
     losses = []
     for as_floats in (False, True):
         base = make()

@@ -19,7 +19,7 @@ from bitport.train import Gradients, TrainedTensor, convert_, prepare_, release_
 
 
 class Model(nn.Module):
-    """A layer of each kind, the head tied to the table."""
+    """A layer of each kind, with the head tied to the table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def test_every_kind_trains_as_what_it_becomes() -> None:
 
 
 def test_gradients_of_every_kind_are_those_at_the_rounded_weights() -> None:
-    """A float model that holds the rounded numbers has the same gradients, in its own arithmetic."""
+    """A float model with the rounded numbers has the same gradients, in its own arithmetic."""
     model = Model()
     prepare_(model, EVERYTHING)
     rounded = copy.deepcopy(model)
@@ -127,7 +127,7 @@ def test_release_gives_back_the_float_model() -> None:
     assert model.head.weight is model.embed.weight
     assert not model.mlp[0].weight.requires_grad
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    model.load_state_dict(before, assign=True)  # nothing is left that minds
+    model.load_state_dict(before, assign=True)  # no hook objects any more
 
 
 @pytest.mark.parametrize("algorithm", ["rtn", "hqq"])
@@ -154,7 +154,7 @@ def test_an_optimizer_made_before_trains_the_same_parameters(algorithm: str) -> 
 
 
 def test_hooks_of_a_parameter_stay_until_they_are_removed() -> None:
-    """As an optimizer that steps within the backward pass has them."""
+    """Such as those of an optimizer that steps within the backward pass."""
     model, seen = Model(), []
     param = model.mlp[0].weight
     handles = (
@@ -266,7 +266,7 @@ def test_nothing_is_changed_where_something_is_wrong() -> None:
 
 
 def test_values_that_diverged_are_not_converted() -> None:
-    """None of them, so that training can go on from another checkpoint."""
+    """No weight is converted, so that training can continue from another checkpoint."""
     model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
     prepare_(model, "int8")
     with torch.no_grad():

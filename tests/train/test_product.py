@@ -1,4 +1,4 @@
-"""Linear layers in training: forward the numbers of the quantized model, backward those of float64."""
+"""Linear layers in training: forward like the quantized model, backward against float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weight(scheme: Scheme, dtype: torch.dtype = torch.float32, gradients: Gradie
 
 
 def step(w: TrainedTensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """y, and an input and output gradient with it."""
+    """Return x and y with gradients, and the output gradient."""
     x = torch.randn(M, K).to(dtype).requires_grad_()
     y = F.linear(x, w)
     g = torch.randn(M, N).to(dtype)
@@ -66,7 +66,7 @@ def test_gradients_pass_straight_through(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["int4", "int8-dyn", "nf4"])
 def test_results_may_be_written_into(name: str) -> None:
-    """Rows that lie apart: the product of float32 is then a view."""
+    """For non-contiguous rows the float32 product is a view."""
     w, x = weight(preset(name)), torch.randn(3, 4, K).transpose(0, 1)
     y = F.linear(x, w)
     right = F.relu(y.detach())
@@ -82,7 +82,7 @@ def rounded(x: Tensor, fmt: Format) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_rounded_gradients(name: str, dtype: torch.dtype) -> None:
-    """Each product of the backward pass from both of its factors, rounded along the axis that is summed over."""
+    """Both factors of each backward product are rounded along the summed axis."""
     how = GRADIENTS[name]
     scheme = preset({"int8": "int8-dyn", "int8-input": "int8-dyn", "fp8-row-input": "fp8-row"}.get(name, name))
     w = weight(scheme, dtype, how)
@@ -101,7 +101,7 @@ def test_rounded_gradients(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_no_rows(name: str) -> None:
-    """As an expert whom no token chose has them."""
+    """Such as an expert that no token chose."""
     w = weight(preset(name))
     x = torch.randn(0, K, requires_grad=True)
     F.linear(x, w).sum().backward()
@@ -111,7 +111,7 @@ def test_no_rows(name: str) -> None:
 
 
 def test_rounding_a_gradient_changes_it() -> None:
-    """The budgets above would also hold for gradients that are not rounded, were the formats exact."""
+    """The budgets above would also hold for unrounded gradients if the formats were exact."""
     plain, low = weight(preset("int8-dyn")), weight(preset("int8-dyn"), gradients=GRADIENTS["int8"])
     low.value.copy_(plain.value)
     x, g = torch.randn(M, K), torch.randn(M, N)
@@ -123,7 +123,7 @@ def test_rounding_a_gradient_changes_it() -> None:
 
 
 def test_a_gradient_with_far_magnitudes_keeps_its_small_rows() -> None:
-    """e5m2 reaches 2^-16 / 57344, e4m3 2^-9 / 448: a row 2^-20 below the largest is lost in one alone."""
+    """e5m2 reaches 2^-16 / 57344, e4m3 2^-9 / 448: a row 2^-20 below the largest is lost only in the latter."""
     lost = []
     for name in ("fp8", "fp8-tensor"):
         how = GRADIENTS["fp8"] if name == "fp8" else Gradients(preset("fp8"), preset("fp8"))
@@ -193,7 +193,7 @@ def test_autocast_multiplies_in_its_dtype_and_trains_in_float32() -> None:
 
 
 def test_a_weight_that_was_changed_before_backward() -> None:
-    """The gradient is that of the codes that were used; where the floats are needed again, it is an error."""
+    """The gradient is that of the codes that were used; if the floats are needed again, it is an error."""
     x, g = torch.randn(M, K, requires_grad=True), torch.randn(M, N)
     grads = []
     for factor in (1, 2):
@@ -214,7 +214,7 @@ def test_a_weight_that_was_changed_before_backward() -> None:
 
 @pytest.mark.parametrize(("scheme", "gradients"), [("int4-g32", None), ("int8-dyn", "int8")])
 def test_what_is_kept_for_backward_may_lie_elsewhere(scheme: str, gradients: str | None) -> None:
-    """Checkpointing computes it anew, save_on_cpu moves it: the same gradients."""
+    """Checkpointing recomputes it and save_on_cpu moves it: the gradients are the same."""
     model = nn.Sequential(nn.Linear(K, N), nn.ReLU(), nn.Linear(N, 32))
     prepare_(model, scheme, gradients=gradients)
     x = torch.randn(M, K, requires_grad=True)
@@ -252,7 +252,7 @@ def test_what_is_no_linear_layer() -> None:
     ("scheme", "gradients"), [("int4-g32", None), ("int8-dyn", "int8"), ("fp8", "fp8"), ("mxfp8", "mxfp8")]
 )
 def test_compiled_as_in_eager_mode(scheme: str, gradients: str | None) -> None:
-    """One graph, the same bits, and other numbers of rows without an error."""
+    """A single graph, the same results, and other numbers of rows without an error."""
     model = nn.Sequential(nn.Linear(K, N), nn.ReLU(), nn.Linear(N, 32))
     prepare_(model, scheme, gradients=gradients)
     torch.compiler.reset()
@@ -272,7 +272,7 @@ def test_compiled_as_in_eager_mode(scheme: str, gradients: str | None) -> None:
 
 
 def test_training_lowers_the_loss_of_the_quantized_model() -> None:
-    """A student with 2 bits learns a teacher. Rounding the teacher itself is what there is without training."""
+    """A 2-bit student learns from a teacher; the baseline without training is the rounded teacher."""
     teacher = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
     x = torch.randn(512, 32)
     want = teacher(x).detach()

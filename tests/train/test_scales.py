@@ -1,4 +1,4 @@
-"""Learning scales: gradients against float64, and that nothing but scales changes."""
+"""Learning scales: gradients against float64, and that nothing except scales changes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ SCHEMES = (
     "int4-int8",
 )
 BUDGET = 110.0
-"""dB. A gradient sums products in float32 twice, over rows and over a block. Rounding adds up as at random: sums of at
-most 131 * 300 terms lose no more than sqrt(2) * 2^-24 * log2 of that, 119 dB, of numbers that do not cancel."""
+"""dB. A gradient sums products in float32 twice, over rows and over a block. Rounding errors add up like random ones:
+sums of at most 131 * 300 terms lose no more than sqrt(2) * 2^-24 * log2 of that, 119 dB, for numbers that do not
+cancel."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,15 +48,15 @@ def _seed() -> None:
 
 
 def learned(module: nn.Module, name: str = "weight") -> tuple[QTensor, nn.Parameter]:
-    """The weight as it was, and the change that is learned from now on."""
+    """Start learning, and return a copy of the original weight with the parameter that is learned."""
     q = copy.deepcopy(getattr(module, name))
     learn_scales_(nn.ModuleList([module]))
     return q, module.parametrizations[name].original0  # type: ignore[index, union-attr, return-value]
 
 
 def judged(q: QTensor, change: Tensor, loss: Callable[[Tensor], Tensor], kind: str = "linear") -> Tensor:
-    """The gradient in float64 of ``loss`` of the matrix [.., N, K], columns in the order of the codes, where no scale
-    has changed yet."""
+    """The float64 gradient of ``loss`` for the matrix [.., N, K] with columns in code order, where no scale has changed
+    yet."""
     codes = q.replace(perm=None, pre_scale=None).dequantize(torch.float64)
     none = torch.zeros(change.shape, dtype=torch.float64, requires_grad=True)
     factors = expand(1 + none, q.scheme.weight.block, q.matrix.n, q.matrix.k)
@@ -155,7 +156,7 @@ def test_attention_whose_product_is_out_of_sight() -> None:
     before = copy.deepcopy(attention)
     q, change = learned(attention, "in_proj_weight")
     y, _ = attention(x, x, x)
-    torch.testing.assert_close(y, before(x, x, x)[0])  # without native kernels PyTorch's own sums in another order
+    torch.testing.assert_close(y, before(x, x, x)[0])  # without native kernels, PyTorch sums in another order
     y.sum().backward()
 
     def loss(w: Tensor) -> Tensor:
@@ -234,7 +235,7 @@ def test_a_copy_is_converted_apart() -> None:
 
 
 class GatedExperts(nn.Module):
-    """Several weights of one module."""
+    """Several weights in one module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +266,7 @@ def test_tied_weights_learn_one_change() -> None:
     (change,) = (param for param in model.parameters() if param.requires_grad)
     ids = torch.tensor([1, 2, 49])
     model(ids).sum().backward()
-    assert change.grad.all(1).sum() == 50  # of the product every row, and of the lookup three
+    assert change.grad.all(1).sum() == 50  # every row from the product, three from the lookup
     report = convert_(model)
     assert model[0].weight is model[1].weight
     assert [layer.tied for layer in report.layers] == [False, True]
@@ -310,7 +311,7 @@ def test_what_is_kept_for_the_backward_pass_are_codes() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(torch.randn(1, 512))
-    assert sum(kept.values()) < 4 * 512 * 512 * 1  # a byte of each weight; floats would be four
+    assert sum(kept.values()) < 4 * 512 * 512 * 1  # a byte per weight; floats would be four
 
 
 def test_scales_that_are_powers_of_two_are_left() -> None:

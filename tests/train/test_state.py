@@ -1,4 +1,4 @@
-"""state_dict() of models in training whose scales are held: training goes on from it as if it had not ended."""
+"""state_dict() of models in training with fixed scales: training resumes from it as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("prepared_again", ["rtn", ALGORITHM, "clip"])
 @pytest.mark.parametrize("scheme", ["int4-channel", "nvfp4", "mxfp4-wo", "int8-static"])
 def test_training_goes_on_from_a_checkpoint(scheme: str, prepared_again: str) -> None:
-    """Whatever the scales of the model were that loads it."""
+    """Whatever scales the loading model had."""
     whole, first = trained(scheme, 4), trained(scheme, 2)
     torch.manual_seed(7)
     other = Unequal()
@@ -141,4 +141,4 @@ def test_a_copy_has_hooks_of_its_own() -> None:
     convert_(other)
     floats = unequal()
     bp.dequantize_(other)
-    other.load_state_dict(floats.state_dict(), assign=True)  # nothing is left that minds
+    other.load_state_dict(floats.state_dict(), assign=True)  # no hook objects any more

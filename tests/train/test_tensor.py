@@ -1,4 +1,4 @@
-"""TrainedTensor: stored and moved as a weight, updated as a float tensor, multiplied as the numbers it will be."""
+"""TrainedTensor: stored and moved like a weight, updated like a float tensor, multiplied as its quantized numbers."""
 
 from __future__ import annotations
 

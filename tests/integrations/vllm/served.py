@@ -1,5 +1,5 @@
-"""What vLLM says of a text: python -m tests.integrations.vllm.served CHECKPOINT KEYWORDS_AS_JSON IDS_AS_JSON prints the
-logarithms of the probabilities of all ids but the first, or, with max_tokens, the ids that follow."""
+"""Run vLLM on a text: python -m tests.integrations.vllm.served CHECKPOINT KEYWORDS_AS_JSON IDS_AS_JSON prints the
+log-probabilities of all ids except the first, or, with max_tokens, the ids that follow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARK = "result: "
 
 
 def serve(directory: Path, ids: list[int], **given: Any) -> tuple[Any, str]:
-    """In a process of its own; the result, and what it wrote."""
+    """Run it in its own process; return the result, and what it printed."""
     command = [sys.executable, "-m", __name__, str(directory), json.dumps(given), json.dumps(ids)]
     run = subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True, check=False)
     said = run.stdout + run.stderr

@@ -1,6 +1,6 @@
-"""What a weight loader does to numbers of rows says what it would have done to the weights.
+"""Applying a weight loader to row numbers reveals what it would do to the weights.
 
-Loaders as vLLM writes them, run once on float matrices, which gives what is right, and once through Numbered.
+Loaders in the style of vLLM run once on float matrices, which gives the expected result, and once through Numbered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bitport.tensor import QTensor, quantize_tensor
 
 K = 64
 HEADS = {"q": (0, 64), "k": (64, 32), "v": (96, 32)}
-"""Of one process of two: where they begin, and how many rows they are."""
+"""For one process of two: where they begin, and their number of rows."""
 
 
 def heads(param: Tensor, loaded_weight: Tensor, shard: str, rank: int = 1) -> None:
@@ -27,7 +27,7 @@ def heads(param: Tensor, loaded_weight: Tensor, shard: str, rank: int = 1) -> No
 
 
 def all_heads(param: Tensor, loaded_weight: Tensor, rank: int = 1) -> None:
-    """From one matrix."""
+    """Load all heads from one fused matrix."""
     at = 0
     for shard, (_, size) in HEADS.items():
         heads(param, loaded_weight.narrow(0, at, 2 * size), shard, rank)
@@ -40,7 +40,7 @@ def columns(param: Tensor, loaded_weight: Tensor, rank: int = 1) -> None:
 
 
 def vocabulary(param: Tensor, loaded_weight: Tensor, start: int = 32) -> None:
-    """What is left of the vocabulary, and then what fills the parameter up."""
+    """Load the remaining part of the vocabulary, and pad the rest of the parameter."""
     part = loaded_weight.narrow(0, start, min(len(loaded_weight) - start, len(param)))
     param[: len(part)].data.copy_(part)
     param[len(part) :].data.fill_(0)

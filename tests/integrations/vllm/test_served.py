@@ -1,4 +1,4 @@
-"""vLLM itself over checkpoints of bitport, beside transformers over the same checkpoint, in float32."""
+"""vLLM itself on checkpoints of bitport, compared with transformers on the same checkpoint, in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = {
     **{"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "vocab_size": 250, "max_position_embeddings": 128},
 }
-"""250: vLLM fills a vocabulary up to a multiple of 64. Heads of 32: its attention on CPUs has none smaller."""
+"""250: vLLM pads a vocabulary to a multiple of 64. Heads of 32: the smallest that its CPU attention supports."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 CONFIGS: dict[str, Callable[..., Any]] = {
     "llama": lambda **more: transformers.LlamaConfig(**SIZES, **more),
@@ -52,12 +52,12 @@ MIXED = {
 }
 IDS = torch.randint(5, 250, (24,), generator=torch.Generator().manual_seed(0)).tolist()
 TOLERANCE = 2e-5
-"""Of logarithms of probabilities: float32 sums of 256 products in another order, two layers of them. A wrong row moves
-them by their own spread, about 0.7."""
+"""For log-probabilities: float32 sums of 256 products in another order, in two layers. A wrong row changes them by
+their own spread, about 0.7."""
 
 
 def checkpoint(folder: Path, config: Any, scheme: Any) -> Path:
-    """Its weights three times as large as they are initialized, so that they matter."""
+    """Quantize a model with weights three times their initial size, so that they matter."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -116,8 +116,8 @@ def test_compiled(tmp_path: Path, tied: bool) -> None:
 
 @pytest.mark.parametrize(("name", "scheme"), [("llama", "int4-g32"), ("llama", "int8-dyn"), ("mixtral", "int4-g32")])
 def test_in_two_processes(tmp_path: Path, name: str, scheme: str) -> None:
-    """An input that is rounded per token gets a scale for each half of it, in layers cut along K: see
-    docs/distributed.md. What is rounded differs, by half a step of 1/127 of the largest input at most."""
+    """In layers split along K, an input rounded per token gets a scale for each half of it: see docs/distributed.md.
+    The rounded inputs differ by at most half a step, 1/127 of the largest input."""
     made = checkpoint(tmp_path, CONFIGS[name](), scheme)
     allowed = TOLERANCE if scheme == "int4-g32" else 0.05
     assert distance(made, tensor_parallel_size=2) < allowed
@@ -158,7 +158,7 @@ def test_settings_that_do_not_fit(tmp_path: Path, given: dict[str, Any], message
 
 
 def test_a_directory_that_does_not_say_how_it_is_quantized(tmp_path: Path) -> None:
-    """As earlier versions of bitport, and bp.save, write it."""
+    """As bp.save and earlier versions of bitport write it."""
     made = checkpoint(tmp_path, CONFIGS["llama"](), "int4-g32")
     said = json.loads((made / "config.json").read_text())
     assert said.pop("quantization_config") == {"quant_method": "bitport"}
@@ -194,7 +194,7 @@ def test_damaged_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_checkpoint_in_the_same_place_is_another_configuration(tmp_path: Path) -> None:
-    """vLLM keeps compiled programs under a hash of the configuration."""
+    """vLLM caches compiled programs under a hash of the configuration."""
     from vllm.engine.arg_utils import EngineArgs
 
     def hashed() -> str:

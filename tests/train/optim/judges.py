@@ -1,4 +1,4 @@
-"""The optimizers once more, in float64 and plain steps, for arrays of one tensor."""
+"""Reference implementations of the optimizers: plain steps in float64 for a single tensor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sgd(p: Tensor, g: Tensor, state: State, t: int, **o: Any) -> Tensor:
 
 
 def judged(cls: type[LowBitOptimizer], p: Tensor, g: Tensor, state: State, t: int, **o: Any) -> Tensor:
-    """The parameter after step ``t``, and ``state`` with it; float64."""
+    """Return the parameter after step ``t`` in float64, updating ``state``."""
     g = -g if o.get("maximize") else g
     if cls in (Adam, AdamW):
         return adam(p, g, state, t, cls is AdamW, **o)
@@ -57,4 +57,4 @@ OPTIONS: dict[str, tuple[type[LowBitOptimizer], dict[str, Any]]] = {
     "sgd-momentum": (SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.3, "maximize": True}),
     "sgd-nesterov": (SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
 }
-"""Each rule, and each of its options once."""
+"""Each rule, with each of its options used once."""

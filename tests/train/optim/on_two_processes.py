@@ -43,7 +43,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def short_rows(mesh: DeviceMesh, states: str) -> None:
-    """Rows shorter than a block, and a bias, have no codes of their own for a piece."""
+    """Shards of a bias, or of rows shorter than a block, keep float states rather than codes."""
     model = nn.Linear(60, 200)
     fully_shard(model, mesh=mesh)
     optimizer = AdamW(model.parameters(), states=states, min_elements=0)
@@ -55,7 +55,7 @@ def short_rows(mesh: DeviceMesh, states: str) -> None:
 
 
 def nothing_of_a_parameter(mesh: DeviceMesh, states: str) -> None:
-    """One row for two processes, of a weight in training too: one of them has none."""
+    """One row for two processes, also for a weight in training: one process has no elements."""
     model = nn.Linear(300, 1)
     prepare_(model, "int8-dyn", gradients="int8")
     fully_shard(model, mesh=mesh)
@@ -68,7 +68,7 @@ def nothing_of_a_parameter(mesh: DeviceMesh, states: str) -> None:
 
 
 def pieces_draw_other_bits(mesh: DeviceMesh) -> None:
-    """Alike on both processes before the step: copies stay alike, pieces are not rounded by the same bits."""
+    """Both processes start from the same seed: replicas stay equal, and shards are rounded with different bits."""
     for placement, alike in ((Replicate(), True), (Shard(0), False)):
         param = nn.Parameter(distribute_tensor(torch.ones(2, 64, dtype=torch.bfloat16), mesh, [placement]))
         optimizer = SGD([param], lr=2.0**-9)
@@ -80,7 +80,7 @@ def pieces_draw_other_bits(mesh: DeviceMesh) -> None:
 
 
 def refused(mesh: DeviceMesh) -> None:
-    """What cannot be right is an error: sums over processes, gradients and states that lie elsewhere."""
+    """Whatever cannot be right is an error: partial sums, and gradients or states with another placement."""
     param = nn.Parameter(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)]))
     optimizer = AdamW([param])
     param.grad = distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)])
@@ -112,7 +112,7 @@ def main(rank: int, folder: Path, *every: str) -> None:
     refused(mesh)
     print("all is well", flush=True)
     dist.barrier()
-    os._exit(0)  # meshes keep the group, and as the interpreter ends its threads now and then abort the process
+    os._exit(0)  # meshes keep the group, whose threads occasionally abort the process at interpreter shutdown
 
 
 def check(mesh: DeviceMesh, folder: Path, states: str) -> None:
@@ -130,7 +130,7 @@ def check(mesh: DeviceMesh, folder: Path, states: str) -> None:
                 assert isinstance(value, DTensor)
                 coded = states != "float32" and piece.shape[-1] == 300
                 assert isinstance(value.to_local(), QTensor) == coded, (name, piece.shape)
-        assert torch.equal(whole(piece), mine.detach())  # blocks are those of the rows: codes of pieces are the same
+        assert torch.equal(whole(piece), mine.detach())  # blocks lie within rows, so the codes of shards are the same
 
     kept = get_optimizer_state_dict(sharded, many)
     dcp.save({"optimizer": kept}, checkpoint_id=folder / "checkpoint")

@@ -1,4 +1,4 @@
-"""A run goes on from a saved state as if it had not stopped, and takes no state that is not its own."""
+"""A run resumes from a saved state as if it had not stopped, and rejects any state that is not its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def train(optimizer: torch.optim.Optimizer, steps: range) -> None:
 
 
 def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Through a file, and nothing in it but what torch.load lets in."""
+    """Save to a file and load it with only what torch.load allows."""
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
@@ -75,7 +75,7 @@ def test_it_goes_on_bit_for_bit(name: str, states: str, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("states", ["8bit", "fp8", "float32"])
 def test_copies_do_not_share(states: str) -> None:
-    """deepcopy, pickling by torch.save of the whole, and one dict loaded twice: each goes its own way."""
+    """deepcopy, pickling the whole with torch.save, and loading one dict twice: the copies are independent."""
     first = AdamW(parameters(torch.bfloat16), states=states)
     train(first, range(2))
     twin = copy.deepcopy(first)
@@ -93,7 +93,7 @@ def test_copies_do_not_share(states: str) -> None:
 
 
 def test_a_state_moved_to_another_layout_is_brought_back() -> None:
-    """What is loaded by hand may lie as products want it."""
+    """A state assigned by hand may be in a layout for products."""
     one, other = (AdamW(parameters(), states="fp8") for _ in range(2))
     for optimizer in (one, other):
         train(optimizer, range(2))
@@ -150,7 +150,7 @@ def test_hooks_on_loading_are_heard() -> None:
 
 @pytest.mark.parametrize("states", ["8bit", "float32"])
 def test_a_state_of_torch_comes_in(states: str) -> None:
-    """Its moments are rounded to what is wanted here, and the next step is near to torch's."""
+    """Its moments are rounded to the requested format, and the next step is close to torch's."""
     theirs = torch.optim.AdamW(parameters(), lr=1e-2)
     train(theirs, range(3))
     mine = AdamW([nn.Parameter(p.detach().clone()) for p in theirs.param_groups[0]["params"]], states=states)
@@ -165,7 +165,7 @@ def test_a_state_of_torch_comes_in(states: str) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_state_of_torch_without_steps_comes_in(momentum: float) -> None:
-    """SGD counts none there; its next gradient is not the first, which dampening leaves alone."""
+    """SGD does not count steps there; its next gradient is not the first, to which dampening does not apply."""
     options = {"lr": 1e-2, "momentum": momentum, "dampening": 0.5}
     theirs = torch.optim.SGD(parameters(), **options)
     train(theirs, range(2))

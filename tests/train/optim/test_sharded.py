@@ -1,4 +1,4 @@
-"""Parameters in pieces on two processes (FSDP2): the numbers of one process, and states that can be saved and
+"""Parameters sharded over two processes (FSDP2): the same numbers as in one process, and states that can be saved and
 resumed."""
 
 from __future__ import annotations

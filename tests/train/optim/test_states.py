@@ -1,4 +1,4 @@
-"""What moments are kept in: the maps, the rounding to them, and the bytes."""
+"""Formats of the moments: their code tables, rounding and size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .judges import judged
 
 
 def published(signed: bool, exponents: int, bits: int) -> Tensor:
-    """The maps as bitsandbytes builds them: middles of a linspace in each decade, in float32."""
+    """The code tables as bitsandbytes builds them: midpoints of a linspace in each decade, in float32."""
     values = [torch.tensor([0.0, 1.0])]
     for i in range(exponents):
         items = 2 ** (i + bits - 1 - exponents + (0 if signed else 1)) + 1
@@ -76,7 +76,7 @@ def scaled_bytes(n: int, k: int, bits: int, block: int) -> int:
 
 
 MATRICES = {(512, 1024): (512, 1024), (64, 3, 16, 16): (64, 768), (300, 77): (1, 23100), (5000,): (1, 5000)}
-"""A shape, and the matrix that it is kept as."""
+"""A shape, and the matrix that it is stored as."""
 
 
 @pytest.mark.parametrize("shape", MATRICES)
@@ -117,7 +117,8 @@ def test_small_tensors_keep_float32() -> None:
 @pytest.mark.parametrize("states", ["8bit", "4bit", "fp8"])
 @pytest.mark.parametrize("shape", [(20, 300), (333, 21)])
 def test_a_step_from_kept_moments_against_float64(states: str, shape: tuple[int, ...]) -> None:
-    """The moments are read, moved and rounded to the nearest number of the map, by the largest in each block."""
+    """The moments are decoded, updated and rounded to the nearest number of the table, scaled by the maximum of each
+    block."""
     param = nn.Parameter(torch.randn(shape))
     options = {"lr": 1e-2, "weight_decay": 0.1}
     optimizer = AdamW([param], states=states, **options)  # type: ignore[arg-type]
@@ -163,7 +164,7 @@ def assert_nearest(kept: QTensor, value: Tensor, positive: bool) -> None:
 
 @pytest.mark.parametrize("states", ["8bit", "4bit", "fp8"])
 def test_a_second_moment_never_becomes_zero(states: str) -> None:
-    """Where a gradient vanishes beside large ones, the next step would divide by eps alone."""
+    """If a gradient vanishes next to large ones, the next step would divide by eps alone."""
     param = nn.Parameter(torch.zeros(16, 256))
     optimizer = AdamW([param], lr=1e-3, states=states, weight_decay=0.0)
     grad = torch.full((16, 256), 1e-4)
@@ -191,7 +192,7 @@ def test_what_never_had_a_gradient_stays(states: str) -> None:
 
 @pytest.mark.parametrize("states", ["8bit", "4bit", "fp8"])
 def test_a_nan_reads_as_nan(states: str) -> None:
-    """It is not rounded to a number: its block is NaN from then on, the other blocks are untouched."""
+    """It is not rounded to a number: its block is NaN from then on, and the other blocks are unaffected."""
     param = nn.Parameter(torch.zeros(16, 512))
     optimizer = AdamW([param], states=states)
     param.grad = torch.ones(16, 512)
@@ -205,7 +206,7 @@ def test_a_nan_reads_as_nan(states: str) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_sign_that_there_is_not_is_seen(bad: float) -> None:
-    """torch.sign of a NaN is 0: its block would stand still from then on, and nobody know."""
+    """torch.sign of a NaN is 0: its block would silently stop moving."""
     param = nn.Parameter(torch.zeros(2, 300))
     optimizer = Lion([param], min_elements=0)
     for first in (bad, 1.0):
@@ -219,8 +220,8 @@ def test_a_sign_that_there_is_not_is_seen(bad: float) -> None:
 @pytest.mark.parametrize("states", STATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_quadratic_is_brought_to_its_minimum(states: str, dtype: torch.dtype) -> None:
-    """Lion moves every element by lr: it ends within a few steps of the optimum, whatever the moments are kept in, plus
-    the distance of numbers in the parameter's dtype."""
+    """Lion moves every element by lr, so it ends within a few steps of the optimum for any format of the moments, plus
+    the spacing of numbers in the parameter's dtype."""
     target = torch.empty(16, 300).uniform_(-1, 1)
     param = nn.Parameter(torch.zeros(16, 300, dtype=dtype))
     optimizer = Lion([param], lr=0.02, betas=(0.5, 0.5), states=states)
@@ -231,8 +232,9 @@ def test_a_quadratic_is_brought_to_its_minimum(states: str, dtype: torch.dtype) 
 
 
 def test_small_steps_are_not_lost_in_bfloat16() -> None:
-    """1000 steps of 2^-12 from 1, each a 32nd of what bfloat16 tells apart: to nearest none of them moves it. By chance
-    the mean of n elements ends within 5 standard deviations, each at most half a number's distance a step."""
+    """1000 steps of 2^-12 from 1, each a 32nd of the spacing of bfloat16: rounding to nearest never moves. With
+    stochastic rounding the mean of n elements ends within 5 standard deviations, each at most half a spacing per
+    step."""
     n, steps, lr = 4096, 1000, 2.0**-12
     ends = {}
     for chance in (True, False):
@@ -247,7 +249,7 @@ def test_small_steps_are_not_lost_in_bfloat16() -> None:
 
 
 def test_moments_in_bfloat16_do_not_stick() -> None:
-    """A second moment that shrinks by a thousandth a step, less than bfloat16 tells apart."""
+    """A second moment that shrinks by a thousandth per step, less than bfloat16 can resolve."""
     param = nn.Parameter(torch.zeros(4096))
     optimizer = AdamW([param], states="bfloat16", weight_decay=0.0)
     for step in range(301):

@@ -1,4 +1,4 @@
-"""The numbers of a step against float64 and against torch.optim, and what torch's optimizers may be asked for."""
+"""The numbers of a step against float64 and torch.optim, and the features that torch's optimizers support."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(optimizer: torch.optim.Optimizer, param: Tensor, grads: list[Tensor]) ->
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("shape", [(3, 5), (7,), (), (4, 3, 2, 2)])
 def test_float_states_against_float64(name: str, shape: tuple[int, ...]) -> None:
-    """Each step rounds a few times: to within 16 ulp of what is moved, and of the parameter."""
+    """Each step rounds a few times: within 16 ulp of the update and of the parameter."""
     cls, options = OPTIONS[name]
     param = nn.Parameter(torch.randn(shape))
     optimizer = cls([param], states="float32", **options)
@@ -59,7 +59,7 @@ def test_float_states_are_those_of_torch(name: str) -> None:
 @pytest.mark.parametrize("states", ["8bit", "4bit", "fp8"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_first_step_rounds_nothing(name: str, states: str) -> None:
-    """Moments begin at zero, and the parameter moves by the new ones before they are rounded."""
+    """Moments start at zero, and the update uses the new ones before they are rounded."""
     cls, options = OPTIONS[name]
     start, grad = torch.randn(20, 300), torch.randn(20, 300)
     results = []
@@ -70,7 +70,7 @@ def test_the_first_step_rounds_nothing(name: str, states: str) -> None:
 
 
 def test_what_changes_between_steps_counts() -> None:
-    """A schedule, groups with options of their own, a learning rate in a tensor, a frozen parameter, a closure."""
+    """A schedule, groups with their own options, a learning rate in a tensor, a frozen parameter, a closure."""
     layer = nn.Linear(8, 8)
     frozen = nn.Parameter(torch.ones(3))
     lr = torch.tensor(0.5)
@@ -124,7 +124,8 @@ def numbers_of(state: Tensor) -> list[Tensor]:
 def test_some_rows_at_a_time_are_as_all_at_once(
     states: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, random bits too: what is made on the way would be eight times as large as the parameter."""
+    """Bit for bit, including random bits. Processed all at once, temporaries would be eight times as large as the
+    parameter."""
     for shape in ((20, 300), (7, 4, 9, 9), (999,)):
         start, grads = torch.randn(shape).to(dtype), [torch.randn(shape).to(dtype) for _ in range(3)]
         found = []
@@ -160,7 +161,7 @@ def test_a_compiled_training_step_is_the_eager_one() -> None:
 
 
 class Prepared(Tensor):
-    """A float tensor behind a wrapper, as training with simulated rounding has: it has no memory of its own."""
+    """A float tensor behind a wrapper subclass without storage of its own, as in training with simulated rounding."""
 
     held: Tensor
 
@@ -229,7 +230,7 @@ def test_dtypes_that_are_not_taken(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("states", STATES)
 def test_data_of_another_shape_is_refused(states: str) -> None:
-    """Kernels would read and write beside the moments, or beside the gradient."""
+    """Kernels would read and write out of bounds."""
     param = nn.Parameter(torch.zeros(64, 256))
     optimizer = AdamW([param], states=states)
     param.grad = torch.ones(64, 256)
@@ -245,7 +246,7 @@ def test_data_of_another_shape_is_refused(states: str) -> None:
 
 
 def test_parameters_that_are_frozen_are_not_looked_at() -> None:
-    """As those of quantized layers, beside adapters; if they are thawed after all, they are."""
+    """Such as those of quantized layers next to adapters; once they are unfrozen, they are checked."""
     layer = nn.Linear(4, 4)
     whole = nn.Parameter(torch.ones(3, dtype=torch.float64), requires_grad=False)
     optimizer = AdamW([*layer.parameters(), whole])
@@ -309,7 +310,7 @@ def test_no_warning_and_no_gradient() -> None:
 
 @pytest.mark.parametrize("states", ["8bit", "float32"])
 def test_weights_in_training_are_stepped_as_their_values(states: str) -> None:
-    """By the same kernel; and autograd hears of it."""
+    """By the same kernel; and autograd is informed of the change."""
     torch.manual_seed(0)
     plain, prepared = nn.Linear(64, 128, bias=False), nn.Linear(64, 128, bias=False)
     prepared.load_state_dict(plain.state_dict())
