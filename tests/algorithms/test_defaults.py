@@ -58,8 +58,8 @@ def default(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
 
 @pytest.mark.parametrize("how", MADE)
 def test_a_default_does_not_matter(how: str, default: Callable[[], None]) -> None:
-    """A default that is not respected shows as an error: in all but "static" and "mixed" for another dtype, and in all
-    but "gptq" and "signround" for another device."""
+    """Without care, all but "static" and "mixed" fail under another dtype, and all but "gptq" and "signround" under
+    another device."""
     wanted = MADE[how]()
     default()
     for mine, theirs in zip(MADE[how](), wanted, strict=True):

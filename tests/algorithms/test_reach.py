@@ -17,7 +17,7 @@ from .families import calls_of, model_of
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "bert", "mixtral", "deepseek"])
 def test_inputs_that_change_with_a_parameter(name: str) -> None:
-    """And no others: each of these models uses all of its parameters, with no part that is always off."""
+    """And no others: each of these models uses every piece of memory once, and no part of it is always off."""
     model = model_of(name)
     block, args, kwargs = calls_of(model, name)[0]
     trial = Trial(model.get_submodule(block), [Call(args, kwargs)])

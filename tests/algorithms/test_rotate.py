@@ -166,7 +166,7 @@ def test_planted_outliers_hurt_less(name: str) -> None:
 
 
 def test_steps_in_a_row() -> None:
-    """SmoothQuant's scales are in the norms that the rotation folds away, and GPTQ sees inputs after both."""
+    """SmoothQuant puts its scales into the norms that the rotation has emptied; GPTQ sees the inputs after both."""
     model, errors = model_of("llama"), {}
     plant_outliers(model, "llama")
     before = output(model, "llama")

@@ -238,7 +238,8 @@ def test_constants_of_every_kind(name: str, of_various: Program, various: tuple[
 
 
 def test_weights_of_one_name_in_several_methods_are_apart() -> None:
-    """The second method has one weight with the same name as in the first, and another that takes the prefixed name."""
+    """The second method has a weight named like one of the first; prefixed with the method's name, it is named like
+    another."""
     one, other = nn.Module(), nn.Module()
     one.w, one.b, other.w = nn.Parameter(torch.zeros(3)), nn.Module(), nn.Parameter(torch.full((3,), 2.0))
     one.b.w = nn.Parameter(torch.ones(3))

@@ -124,7 +124,7 @@ def test_experts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
 def test_calibrated_block_by_block(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The checkpoint uses the model's names, while dry runs read the original files."""
+    """The resulting checkpoint uses the model's names, although the source files do not."""
     source = original(tmp_path / "model", name)
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
     arguments = ["--scheme", "int4-g32", "--algorithm", "gptq", "--data", str(tmp_path / "text.txt")]

@@ -323,7 +323,7 @@ def test_save_pretrained(tmp_path: Path, kind: str) -> None:
 
 
 def test_save_pretrained_again(tmp_path: Path) -> None:
-    """By a copy of the model, and with the arguments of pipelines that save."""
+    """From a copy of the model, and with arguments that are respected or refused."""
     model = CAUSAL.from_pretrained(quantized(tmp_path))
     copied = copy.deepcopy(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Small diffusion models, the names and shapes that their authors gave their tensors, and GGUF files of such."""
+"""Small diffusion models, the original names and shapes of their tensors, and GGUF files of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Original(NamedTuple):
-    """``names``: of a model's tensors -> those of its first publication."""
+    """A model in its original form; ``names`` maps the shapes of the model's tensors to those of the first
+    publication."""
 
     architecture: str
     model: Callable[[], Any]
@@ -48,7 +49,7 @@ def renamed(shapes: Shapes, rules: Mapping[str, str]) -> Shapes:
 
 
 def joined(shapes: Shapes, parts: tuple[str, ...], whole: str) -> Shapes:
-    """One tensor instead of ``parts``, in the place of the first."""
+    """Replace ``parts`` with one tensor at the position of the first."""
     found: Shapes = {}
     for name, shape in shapes.items():
         part = next((part for part in parts if f".{part}." in name), None)
@@ -246,7 +247,7 @@ def shapes_of(model: Any) -> Shapes:
 
 
 def described(model: Any, folder: Path) -> Path:
-    """Its config.json."""
+    """Write its config.json."""
     model.save_config(folder)
     return folder
 
@@ -261,9 +262,10 @@ def write(
     changes: dict[str, Any] | None = None,
     parts: int = 0,
 ) -> dict[str, Tensor]:
-    """Random tensors as a GGUF file -> their values. ``kinds``: expression on the name -> type of matrices; the first
-    that fits decides, F32 else. ``stored``: shapes that tensors lie in, where these are not their own, which becomes a
-    setting. ``changes``: further settings, (value, type). ``parts``: tensors of one file, where several are written."""
+    """Write random tensors to a GGUF file, and return their values. ``kinds`` maps regular expressions for names to
+    types of matrices; the first match decides, F32 if none does. ``stored``: shapes in the file where these differ from
+    the tensors' own, which then go into a setting. ``changes``: further settings, (value, type). ``parts``: the number
+    of tensors per file, if the model is split."""
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=parts)
     for key, setting in (changes or {}).items():
         writer.add_key_value(key, *setting)
@@ -291,7 +293,7 @@ def write(
 
 
 def mapped(model: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What diffusers makes of ``values``, by its own names."""
+    """Return ``values`` under diffusers' own names, converted by diffusers."""
     entry = single_file.SINGLE_FILE_LOADABLE_CLASSES[type(model).__name__]
     given = {name.removeprefix("model.diffusion_model."): value for name, value in values.items()}
     if type(model).__name__ == "UNet2DConditionModel":
@@ -308,7 +310,7 @@ def answer(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 
 def with_config(folder: Path, config: Path, **changes: Any) -> Path:
-    """The configuration in ``config``, changed, in ``folder``; None leaves a key out."""
+    """Write a modified copy of the configuration in ``config`` to ``folder``; None removes a key."""
     said = {**json.loads((config / "config.json").read_text()), **changes}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({key: value for key, value in said.items() if value is not None}))

@@ -1,4 +1,4 @@
-"""Tensors as a file would hold them, what a reader makes of them, and copies of whole directories."""
+"""Tensors as in a file, what a reader makes of them, and copies of whole directories."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(reader: Reader, tensors: dict[str, Tensor]) -> dict[str, QTensor]:
 
 
 def assert_described(files: Readable) -> None:
-    """What it says of its weights is what comes of them."""
+    """The descriptions of its weights must match the weights that it returns."""
     tensors = dict(files.items())
     assert list(tensors) == files.names()
     quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QTensor)}
@@ -39,7 +39,7 @@ def assert_described(files: Readable) -> None:
 
 
 def words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes along the last axis in words of 32 bits: each row one large number, by Python's own integers."""
+    """Pack codes along the last axis into 32-bit words: each row is one large Python integer."""
     rows = codes.reshape(-1, codes.shape[-1])
     count = -(-codes.shape[-1] * bits // 32)
     numbers = [sum(int(code) << (bits * at) for at, code in enumerate(row)) for row in rows]
@@ -48,7 +48,7 @@ def words(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def edited(source: Path, target: Path, **changes: Any) -> Path:
-    """A copy of the directory ``source`` with ``changes`` to its config.json; None removes a key."""
+    """Copy the directory ``source`` with ``changes`` to its config.json; None removes a key."""
     target.mkdir()
     for path in source.iterdir():
         (target / path.name).write_bytes(path.read_bytes())

@@ -1,5 +1,6 @@
-"""GGUF files of small random models as llama.cpp's converter writes them, by the library ``gguf``: its names, its
-settings, its rounding. K-quants and IQ, which it does not round to, are random blocks; the model takes their value."""
+"""GGUF files of small random models, written with the library ``gguf`` using the names, settings and rounding of
+llama.cpp's converter. The library cannot quantize to K-quants and IQ types: these are random blocks, whose values the
+model takes."""
 
 from __future__ import annotations
 
@@ -36,13 +37,13 @@ NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3mo
     "mixtral": "llama",
     "ministral3": "mistral3",
 }
-"""model_type of transformers -> architecture of llama.cpp, where they differ."""
+"""model_type in transformers -> architecture in llama.cpp, where they differ."""
 HALF_LAST = ("Q6_K", "Q3_K", "TQ1_0", "TQ2_0")
-"""Types whose d ends the block; in Q2_K it is followed by m, in others both come first."""
+"""Types whose d is at the end of the block; in Q2_K m follows it, and in others both come first."""
 
 
 LLAMAS = ("llama", "smollm3", "granite", "mistral3")
-"""Architectures whose rows of q and k lie in another order."""
+"""Architectures in which the rows of q and k are reordered."""
 NUMBERS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
@@ -56,7 +57,7 @@ NUMBERS = {
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    """Bytes of blocks whose values are about 0.1."""
+    """Random blocks, as bytes, with values of about 0.1."""
     elements, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
@@ -66,7 +67,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     two = 4 if kind in ("Q2_K", "Q4_K", "Q5_K") else 2
     at = nbytes - two if kind in (*HALF_LAST, "Q2_K") else 0
     halves = rng.uniform(1e-4, 2e-4, (rows, columns // elements, two // 2)).astype(np.float16)
-    if kind == "IQ1_M":  # its d lies in the highest four bits of four numbers
+    if kind == "IQ1_M":  # d is in the top four bits of four numbers
         fours = halves.view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16) & 15
         raw[..., 49::2] = raw[..., 49::2] & 15 | fours << 4
         return raw.reshape(rows, -1)
@@ -75,7 +76,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
 
 
 def to_bytes(value: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
-    """What a file has, and its value."""
+    """Return the bytes stored in a file, and their value."""
     number = gguf.GGMLQuantizationType[kind]
     if kind.endswith("_K") or kind.startswith("IQ") or kind == "NVFP4":
         raw = random_blocks(kind, value.numel() // value.shape[-1], value.shape[-1], value.shape[0])
@@ -86,7 +87,7 @@ def to_bytes(value: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
 
 
 def permuted(rows: Tensor, heads: int) -> Tensor:
-    """Rows of q or k as llama.cpp's converter lays them."""
+    """Reorder rows of q or k like llama.cpp's converter."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -118,11 +119,11 @@ def write(
     squeezed: bool = True,
     scaled: bool = True,
 ) -> Any:
-    """``model`` as a GGUF file, its weights replaced by what the file holds. ``kinds``: expression on the name in the
-    file -> type; the first that fits decides, F32 else. ``vectors``: further tensors. ``changes``: to the settings,
-    (value, type) or None for one to leave out. ``parts``: tensors of one file, where several are written. ``squeezed``:
-    whether a matrix of one row is a vector, as it was in files until 2025. ``scaled``: whether there are scales of
-    NVFP4."""
+    """Write ``model`` as a GGUF file, and replace its weights with the values in the file. ``kinds`` maps regular
+    expressions for names in the file to types; the first match decides, F32 if none does. ``vectors``: additional
+    tensors. ``changes`` to the settings: (value, type), or None to omit one. ``parts``: the number of tensors per file,
+    if the model is split. ``squeezed``: store a matrix of one row as a vector, as files until 2025 do. ``scaled``:
+    write NVFP4 scales."""
     config = model.config
     name = NAMES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
@@ -161,8 +162,8 @@ def write(
 
 
 def experts(key: str, value: Tensor, architecture: str) -> dict[str, Tensor]:
-    """The parameter ``key`` as llama.cpp's converter takes it apart. In that of gpt-oss columns of both projections
-    stand in turn."""
+    """Split the parameter ``key`` like llama.cpp's converter. In gpt-oss the columns of both projections are
+    interleaved."""
     block = re.search(r"\d+", key)[0]  # type: ignore[index]
     kind = "bias" if key.endswith("_bias") else "weight"
     in_turn = architecture == "gpt-oss"
@@ -173,7 +174,7 @@ def experts(key: str, value: Tensor, architecture: str) -> dict[str, Tensor]:
 
 
 def stacked(key: str, made: list[Tensor], architecture: str) -> Tensor:
-    """The inverse."""
+    """The inverse of :func:`experts`."""
     if architecture != "gpt-oss":
         return torch.cat(made, 1)
     rows = torch.stack(made, 2).flatten(1, 2)
@@ -194,7 +195,7 @@ def _added(writer: Any, kinds: dict[str, str], scaled: bool, name: str, value: T
 
 
 def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
-    """Key -> (value, type), as llama.cpp's converter has them, and a tokenizer of bytes."""
+    """Key -> (value, type), as in llama.cpp's converter, and a byte tokenizer."""
     config, types = model.config, gguf.GGUFValueType
     whole, real, text, array = types.UINT32, types.FLOAT32, types.STRING, types.ARRAY
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

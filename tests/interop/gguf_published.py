@@ -1,5 +1,5 @@
-"""The config.json of models that everybody knows, with the keys that such files have. Those of gpt-oss, and from
-Mixtral on, were not compared with the published files."""
+"""The config.json of well-known models, with the keys of the published files. Those of gpt-oss, and those from Mixtral
+on, were not compared with the published files."""
 
 from __future__ import annotations
 

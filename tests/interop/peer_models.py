@@ -1,4 +1,4 @@
-"""A small model that bitport quantizes and writes in a format, as transformers itself loads the directory."""
+"""A small model quantized and written by bitport, and loaded by transformers itself."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ models = pytest.importorskip("tests.integrations.models")
 
 
 def loaded(path: Path, form: str, scheme: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """(the model that transformers makes of what is written, the float model of the same numbers). ``path``: an empty
-    folder; down_proj is not quantized, and there are several files."""
+    """Return (the model that transformers loads from the files, the float model with the same numbers). ``path`` is an
+    empty folder. down_proj is not quantized, and there are several files."""
     source = models.make_directory(path / "float", dtype=dtype)
     quantize_files(source, path / "q", {"*.down_proj": "skip", "*_proj": scheme}, progress=False)
     for to, target in ((form, "theirs"), ("float", "dense")):
@@ -28,6 +28,6 @@ def loaded(path: Path, form: str, scheme: str, dtype: torch.dtype = torch.float3
 
 
 def weights(path: Path) -> dict[str, QTensor]:
-    """The quantized weights of :func:`loaded`, by the names of their modules."""
+    """The quantized weights of :func:`loaded`, by module name."""
     found = Own(path / "q").items()
     return {name.removesuffix(".weight"): q for name, q in found if isinstance(q, QTensor)}

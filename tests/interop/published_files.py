@@ -1,4 +1,4 @@
-"""Tensors and settings as published models have them, small."""
+"""Small versions of the tensors and settings of published models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def mlx(bits: int = 4, *lead: int) -> Tensors:
 
 
 def of(**layers: Tensors) -> Tensors:
-    """``layers``: by their names, with two underscores for each dot."""
+    """Name tensors by layer; two underscores in a layer's name stand for a dot."""
     named = {name.replace("__", "."): tensors for name, tensors in layers.items()}
     return {f"{name}.{end}": tensor for name, tensors in named.items() for end, tensor in tensors.items()}
 

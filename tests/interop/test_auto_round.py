@@ -1,4 +1,4 @@
-"""AutoRound's own way to say which of others' layouts its files have."""
+"""How AutoRound's own settings state which layout, of another library, its files have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWQ's files against numbers packed by plain Python and multiplied in float64."""
+"""AWQ files against numbers packed by plain Python and multiplied in float64."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bitport.tensor import QTensor
 from .files import read, words
 
 COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Of N, from the lowest four bits of a word of gemm on."""
+"""Columns along N in a gemm word, from the lowest four bits up."""
 CASES = ((8, 32, 32), (24, 96, 32), (64, 320, 64), (16, 256, 128), (8, 48, 16))
 
 
 def interleaved(codes: np.ndarray) -> np.ndarray:
-    """Words of gemm, one code at a time."""
+    """Words of gemm, filled one code at a time."""
     rows, columns = codes.shape
     made = np.zeros((rows, columns // 8), dtype=np.uint32)
     for row in range(rows):
@@ -35,7 +35,7 @@ def interleaved(codes: np.ndarray) -> np.ndarray:
 def layer(
     n: int, k: int, group: int, version: str = "gemm", symmetric: bool = False
 ) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(a layer's tensors, its weight in float64)."""
+    """Return (the tensors of a layer, its weight in float64)."""
     rng = np.random.default_rng(n + k + group)
     groups = k // group
     codes = rng.integers(0, 16, (n, k))
@@ -69,7 +69,7 @@ def test_values_are_those_of_the_definition(n: int, k: int, group: int, version:
     assert list(found) == ["m.weight"]
     assert (q.dtype, tuple(q.shape)) == (torch.float16, (n, k))
     assert str(q.scheme) == ("int4" if group == 128 else f"int4-g{group}")
-    # A code less a zero point has at most 5 bits, a float16 scale 11: float32 holds the product exactly.
+    # A code minus a zero point has at most 5 bits, and a float16 scale 11: float32 holds the product exactly.
     np.testing.assert_array_equal(value_of(q), value)
 
 

@@ -1,4 +1,4 @@
-"""What AutoRound itself packs and unpacks as AWQ."""
+"""Packing and unpacking of AWQ by AutoRound itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = [(64, 256, 128), (32, 96, 32), (128, 128, 64)]
 
 
 def unpacked(tensors: dict[str, Tensor], group: int) -> Tensor:
-    """[N, K] in float32: a float16 scale times a whole number below 32 is exact there."""
+    """[N, K] in float32, where a float16 scale times an integer below 32 is exact."""
     parts = (tensors["m.qweight"], tensors["m.qzeros"], tensors["m.scales"].float())
     found: Tensor = theirs.dequantize_gemm(*parts, 4, group)
     return found.t()

@@ -1,4 +1,4 @@
-"""Files of bitsandbytes against numbers packed by plain Python and multiplied in float64."""
+"""bitsandbytes files against numbers packed by plain Python and multiplied in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = ((1, 64), (6, 128), (16, 320))
 TWELFTHS = (0, 0.0625, 8, 12, 4, 6, 2, 3)
 FP4 = [float(np.float32(sign * entry) / np.float32(12)) + 0.0 for sign in (1, -1) for entry in TWELFTHS]
 TABLES = {"nf4": list(NF4), "fp4": FP4}
-"""By their codes in a file."""
+"""The values of the codes in a file."""
 
 
 def as_json(**said: object) -> Tensor:
@@ -37,7 +37,8 @@ def as_json(**said: object) -> Tensor:
 def nf4(
     n: int, k: int, block: int = 64, nested: int | None = None, kind: str = "nf4"
 ) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(tensors of the file, the weight in float64, rounded once to float32). ``nested``: the block of statistics."""
+    """Return (the tensors of the file, the weight in float64 rounded once to float32). ``nested``: the block size of
+    the statistics."""
     rng = np.random.default_rng(n + k + block)
     codes = rng.integers(0, 16, n * k)
     data = np.zeros((n * k // 2, 1), dtype=np.uint8)
@@ -60,7 +61,7 @@ def nf4(
     tensors[f"{NAME}.absmax"] = torch.from_numpy(statistics.astype(np.uint8) if nested else absmax)
     tensors[STATE.removesuffix("nf4") + kind] = as_json(**said)
     value = [TABLES[kind][code] * float(absmax[at // block]) for at, code in enumerate(codes)]
-    # The product of two float32 is exact in float64.
+    # The product of two float32 numbers is exact in float64.
     return tensors, np.array(value).astype(np.float32).reshape(n, k)
 
 
@@ -149,7 +150,7 @@ def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_4_bits_that_are_written_are_what_was_read(n: int, k: int, block: int, kind: str) -> None:
-    """Both zeros of fp4 among them."""
+    """Including both zeros of fp4."""
     tensors, _ = nf4(n, k, block, kind=kind)
     config = {**CONFIG, "bnb_4bit_quant_type": kind}
     (q,) = read(bitsandbytes.Reader(config, torch.bfloat16), tensors).values()
@@ -164,7 +165,7 @@ def test_4_bits_that_are_written_are_what_was_read(n: int, k: int, block: int, k
 @pytest.mark.parametrize("threshold", [0.0, 6.0])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 33), (4096, 2)])
 def test_int8_that_is_written_is_what_was_read(n: int, k: int, threshold: float) -> None:
-    """But for the last bit of an SCB, where its neighbour has the same 127th in float32."""
+    """Except for the last bit of an SCB whose neighbour gives the same quotient by 127 in float32."""
     tensors, value = int8(n, k)
     del tensors["m.bias"]
     said = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": threshold}
@@ -192,8 +193,9 @@ def test_our_own_weights_survive(scheme: str, dtype: torch.dtype) -> None:
 
 
 def test_scales_that_are_no_127th_are_told() -> None:
-    """Of float32 from 128/127 to 2 times a power of two, each 128th number is none: products with 127 are 127 last
-    places apart there, and numbers 128. The nearest is off by half of one, 2^-24, and its quotient by as much."""
+    """For scales between 128/127 and 2 times a power of two, every 128th float32 number is no float32 divided by 127:
+    products with 127 are 127 ulp apart there, and float32 numbers 128. The nearest one is off by half an ulp, 2^-24,
+    and its quotient by as much."""
     generator = torch.Generator().manual_seed(0)
     plain = bitport.quantize_tensor(torch.randn(4096, 32, generator=generator), "int8-dyn").to_layout("plain")
     q = plain.replace(Quantized(plain.qdata, torch.rand(4096, 1, generator=generator) + 1))
@@ -257,7 +259,7 @@ NESTED = {"nested_blocksize": 4, "nested_dtype": "float32", "nested_offset": 1.5
 
 
 def states() -> list[Tensor]:
-    """Of a nested weight, each with something wrong."""
+    """States of a nested weight, each with one error."""
     changes: list[dict[str, object]] = [
         {"quant_type": "fp4"},
         {"quant_type": 4},

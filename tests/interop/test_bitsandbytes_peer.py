@@ -1,4 +1,4 @@
-"""What bitsandbytes itself packs and unpacks on a processor."""
+"""Packing and unpacking by bitsandbytes itself on a CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_4_bits_read_as_the_library_unpacks_them(
 
 @pytest.mark.parametrize("nested", [False, True], ids=["one level", "nested"])
 def test_the_tensors_of_a_layer_of_4_bits(nested: bool) -> None:
-    """As its state_dict names them."""
+    """With the names of its state_dict."""
     layer = bnb.nn.Linear4bit(256, 32, bias=True, quant_type="nf4", compress_statistics=nested)
     layer.load_state_dict({"weight": weight(32, 256), "bias": torch.zeros(32)})
     layer = layer.to("cpu")
@@ -88,7 +88,7 @@ def test_4_bits_that_are_written_are_unpacked_by_the_library(
 
 
 def test_inputs_of_int8_dyn_are_rounded_by_the_library() -> None:
-    """Its threshold is 0: no column stays as it is, however large. It takes inputs in float16, which these are."""
+    """With the threshold 0, no column is exempt, however large. The library expects float16 inputs, as here."""
     x = weight(9, 256, torch.float16)
     x[:, 7] *= 10
     q = bitport.quantize_tensor(weight(32, 256, torch.float16), "int8-dyn").to_layout("plain")
@@ -98,15 +98,15 @@ def test_inputs_of_int8_dyn_are_rounded_by_the_library() -> None:
     layer = bnb.nn.Linear8bitLt(256, 32, bias=False, has_fp16_weights=False, threshold=said["llm_int8_threshold"])
     layer.weight = bnb.nn.Int8Params(tensors["m.weight"], requires_grad=False, SCB=tensors["m.SCB"]).to("cpu")
     theirs, ours = layer.eval()(x).float(), torch.nn.functional.linear(x.float(), q.to(torch.float32))
-    # Theirs is rounded to float16 after it was multiplied by 6.200124e-05 for 127^-2, which is 2e-5 too large;
-    # ours is a sum in float32.
+    # Theirs is multiplied by 6.200124e-05 instead of 127^-2, which is 2e-5 too large, then rounded to float16; ours is
+    # a sum in float32.
     assert bool(((ours - theirs).abs() <= (2**-11 + 3e-5) * ours.abs() + 2e-5).all())
     assert float((ours - x.float() @ q.dequantize(torch.float32).t()).abs().max()) > 0.1
 
 
 @pytest.mark.parametrize(("scheme", "budget"), [("nf4", 0.0), ("int8", 1e-5), ("int8-dyn", 1e-5)])
 def test_transformers_loads_what_is_written(scheme: str, budget: float, tmp_path: Path) -> None:
-    """And dequantizes it to the same model: nf4 bit for bit; of int8 the library rounds a product twice more."""
+    """It dequantizes to the same model: bit for bit for nf4; for int8 the library rounds a product twice more."""
     peer = pytest.importorskip("tests.interop.peer_models")
     theirs, dense = peer.loaded(tmp_path, "bitsandbytes", scheme)
     for name, q in peer.weights(tmp_path).items():

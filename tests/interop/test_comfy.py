@@ -1,4 +1,4 @@
-"""Quantized diffusion models as ComfyUI has them: the numbers that its formats say, by the names of diffusers."""
+"""Quantized diffusion models of ComfyUI: the numbers that its formats define, under the names of diffusers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PREFIX = "model.diffusion_model."
 
 
 def made(name: str, folder: Path, prefix: str = "", **changes: Tensor) -> tuple[Path, Path, Any, dict[str, Tensor]]:
-    """A file, the directory of its configuration, the model, and the values of its tensors as diffusers maps them.
-    Matrices are float8, other tensors bfloat16. ``changes``: to the file."""
+    """Return a file, the directory of its configuration, the model, and the values of its tensors as diffusers maps
+    them. Matrices are float8, other tensors bfloat16. ``changes`` to the file."""
     original = ORIGINALS[name]
     model = original.model()
     file: dict[str, Tensor] = {f"{prefix}scaled_fp8": torch.empty(0, dtype=torch.float8_e4m3fn)}
@@ -73,7 +73,7 @@ def test_what_is_described_is_what_comes(tmp_path: Path) -> None:
 
 
 def test_what_has_no_scale_and_what_is_no_layer(tmp_path: Path) -> None:
-    """Everything in float8, as some files are: biases and the table of positions become floats."""
+    """Everything in float8, as in some files: biases and the position table become floats."""
     path, config, _, wanted = made("sd3", tmp_path)
     key, bias = "x_embedder.proj.bias", random(256).to(torch.float8_e4m3fn)
     table = wanted["pos_embed.pos_embed"].to(torch.float8_e5m2)

@@ -1,4 +1,4 @@
-"""A format for each layer, as later files of ComfyUI have it: numbers by an encoder of the test's own, in float64."""
+"""A format for each layer, as in newer ComfyUI files: the numbers come from a separate float64 encoder."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ import bitport.integrations.diffusers  # noqa: F401  # isort: skip
 
 PREFIX = "model.diffusion_model."
 Encoded = tuple[dict[str, Tensor], np.ndarray]
-"""Tensors by the ends of their names, and the values they stand for, in float64."""
+"""Tensors by the suffixes of their names, and the values they represent in float64."""
 
 
 def swizzled(scales: np.ndarray) -> np.ndarray:
-    """One number after the other to its place: tiles of 128x4, within one the rows 0, 32, 64 and 96 side by side."""
+    """Swizzle one number at a time: tiles of 128x4, with the rows 0, 32, 64 and 96 of a tile side by side."""
     rows, columns = scales.shape
     height, width = -(-rows // 128) * 128, -(-columns // 4) * 4
     flat = np.zeros(height * width, np.uint8)
@@ -111,8 +111,8 @@ def saying(**said: Any) -> Tensor:
 def made(
     name: str, folder: Path, prefix: str = "", *, in_header: bool = False, **changes: Any
 ) -> tuple[Path, Path, Any, dict[str, Tensor]]:
-    """A file, the directory of its configuration, the model, and the values of its tensors as diffusers maps them.
-    Matrices take the formats in turn. ``changes``: to the file."""
+    """Return a file, the directory of its configuration, the model, and the values of its tensors as diffusers maps
+    them. Matrices use the formats in turn. ``changes`` to the file."""
     original = ORIGINALS[name]
     model = original.model()
     file: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def test_numbers_and_answers(name: str, prefix: str, in_header: bool, tmp_path: 
     assert len({value.scheme for value in quantized.values()}) >= 5
     for key, value in tensors.items():
         found = value.dequantize(torch.float32) if isinstance(value, QTensor) else value
-        # float32: the product of two scales is rounded, and that with the code
+        # float32: the product of two scales is rounded, and so is its product with the code
         assert bool(((found.double() - wanted[key]).abs() <= 2**-23 * wanted[key].abs()).all()), key
     model.load_state_dict({key: value.float() for key, value in wanted.items()})
     right = answer(model.eval(), ORIGINALS[name].inputs)
@@ -160,7 +160,7 @@ def test_numbers_and_answers(name: str, prefix: str, in_header: bool, tmp_path: 
 
 
 def test_what_is_described_is_what_comes(tmp_path: Path) -> None:
-    """Also with factors of inputs."""
+    """Also with input factors."""
     factors = random(64, seed=5).abs() + 0.5
     changes = {"context_embedder.pre_quant_scale": factors, "context_embedder.input_scale": torch.ones(())}
     path, config, _, wanted = made("sd3", tmp_path, **changes)

@@ -1,4 +1,4 @@
-"""What comfy-kitchen, the library of ComfyUI, quantizes is read as what it makes of it itself."""
+"""Weights quantized by comfy-kitchen, the library of ComfyUI, are read with the values that it computes itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of compressed-tensors against numbers packed by plain Python and multiplied in float64."""
+"""compressed-tensors files against numbers packed by plain Python and multiplied in float64."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_codes_of_older_files_do_not_lie_across_words(bits: int, n: int, k: int,
     np.testing.assert_array_equal(
         value(single(config("pack-quantized", layer.said(), version="0.16.0"), tensors)), layer.value
     )
-    if k == 64 and symmetric:  # where the packings differ, so do their widths
+    if k == 64 and symmetric:  # if the packings differ, so do their widths
         np.testing.assert_array_equal(value(single(config("pack-quantized", layer.said()), tensors)), layer.value)
 
 
@@ -66,7 +66,7 @@ def test_codes_of_older_files_do_not_lie_across_words(bits: int, n: int, k: int,
 def test_the_version_decides_where_the_width_leaves_it_open(
     version: str, pack: Callable[[np.ndarray, int], np.ndarray]
 ) -> None:
-    layer = Layer(3, 20, 3, (1, 0), True)  # 20 codes of 3 bits are 2 words either way
+    layer = Layer(3, 20, 3, (1, 0), True)  # 20 codes of 3 bits are 2 words in both packings
     q = single(config("pack-quantized", layer.said(), version=version), layer.packed(pack))
     np.testing.assert_array_equal(value(q), layer.value)
 

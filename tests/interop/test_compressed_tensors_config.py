@@ -1,4 +1,4 @@
-"""What the quantization_config of compressed-tensors says, and of which module."""
+"""Interpretation of the quantization_config of compressed-tensors for each module."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def test_whom_a_group_is_for() -> None:
         "layers.0.down": 2,
         "layers.0.q_proj": 3,
         "layers.1.up": 3,
-        "layers.2.layers.1.q_proj": 4,  # of two patterns the first by name
-        "layers.1.q_proj": 6,  # of two groups with one target the last
+        "layers.2.layers.1.q_proj": 4,  # the first by name of two patterns
+        "layers.1.q_proj": 6,  # the last of two groups with the same target
         "model.embed_tokens": 5,
     }
     assert {module: groups.of(module).scheme.weight.number.bits for module in bits} == bits

@@ -1,4 +1,4 @@
-"""Damaged and hostile files end in one of bitport's errors, whatever is wrong with them."""
+"""Damaged and hostile files always end in one of bitport's own errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FILES = pytest.mark.parametrize(("said", "tensors"), [each[1:] for each in files
 
 
 def attempt(said: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
-    """Whether it is read; any error but bitport's own fails the test."""
+    """Return whether it can be read; any error that is not bitport's own fails the test."""
     try:
         reader = Reader(said, torch.bfloat16)
         reader.dropped(held(tensors))

@@ -1,4 +1,4 @@
-"""The library compressed-tensors itself: what it packs is what bitport reads, and what bitport writes it unpacks."""
+"""The library compressed-tensors itself: bitport reads what it packs, and it unpacks what bitport writes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODULE = {"targets": ["Linear"]}
 
 
 def scheme_of(name: str, **changes: Any) -> Any:
-    """A preset of the library; ``changes``: of the arguments of its weights."""
+    """A preset of the library, with ``changes`` to the arguments of its weights."""
     found = QuantizationScheme(**MODULE, **PRESET_SCHEMES[name])
     made = found.model_dump(mode="json")
     made["weights"].update(changes)
@@ -43,7 +43,7 @@ def scheme_of(name: str, **changes: Any) -> Any:
 
 
 def blocks_of(weight: Tensor, arguments: Any) -> Tensor:
-    """The weight as [rows of scales, columns of scales, elements of one]."""
+    """Reshape the weight to [rows of scales, columns of scales, elements per scale]."""
     n, k = weight.shape
     rows, columns = {
         "tensor": (n, k),
@@ -54,7 +54,7 @@ def blocks_of(weight: Tensor, arguments: Any) -> Tensor:
 
 
 def compressed(scheme: Any, weight: Tensor) -> tuple[dict[str, Tensor], str]:
-    """(the tensors that the library makes of ``weight``, the name of their format)."""
+    """Return (the tensors that the library makes of ``weight``, the name of their format)."""
     arguments = scheme.weights
     blocks = blocks_of(weight, arguments)
     state = {"weight": weight}
@@ -79,15 +79,15 @@ def decompressed(tensors: dict[str, Tensor], scheme: Any) -> Tensor:
 
 
 def as_stored(scheme: Any) -> dict[str, Any]:
-    """What config.json holds of a model with this scheme alone."""
+    """The config.json of a model with only this scheme."""
     made = QuantizationConfig(config_groups={"group_0": scheme}, format=scheme.format, quantization_status="compressed")
     said: dict[str, Any] = json.loads(json.dumps(made.model_dump(), default=str))
     return {"version": library.__version__, "sparsity_config": {}, "transform_config": {}, **said}
 
 
 def values_agree(ours: QTensor, theirs: Tensor) -> None:
-    """Bit for bit in the dtype that the library computes in. Its scale of nvfp4 is a quotient where bitport's is a
-    product: the two may round to neighbours."""
+    """Bit for bit in the dtype that the library computes in. Its nvfp4 scale is a quotient and bitport's is a product,
+    so they may round to neighbours."""
     mine = ours.dequantize(theirs.dtype)
     if ours.scale2 is None:
         assert torch.equal(mine, theirs)
@@ -160,13 +160,13 @@ def tiny() -> Any:
 
 
 LINEAR = "proj.weight"
-"""What the names of the layers to quantize end with."""
+"""Suffix of the names of the layers to quantize."""
 
 
 @pytest.mark.parametrize("schemes", [("int4-g32-sym",), ("mxfp8-wo", "int3-g64-sym", "mxfp4-wo"), ("int8",)])
 def test_transformers_runs_what_bitport_writes(tiny: Any, tmp_path: Path, schemes: tuple[str, ...]) -> None:
-    """Without packed zero points, which compressed-tensors 0.20 expects unpacked when transformers loads a model, and
-    without float32 scales, which transformers rounds to the dtype of the model."""
+    """Except packed zero points, which compressed-tensors 0.20 expects unpacked when transformers loads a model, and
+    float32 scales, which transformers rounds to the dtype of the model."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
@@ -220,7 +220,7 @@ def test_what_the_library_saves_of_a_model_is_read(tiny: Any, tmp_path: Path, na
 
 
 def presets_in_docs() -> Iterator[tuple[str, str]]:
-    """(name of a preset there, of the scheme here)."""
+    """(name of the library's preset, name of the scheme here)."""
     library = ""
     for own, theirs, ours, _ in table("choosing.md", "library"):
         library = own or library

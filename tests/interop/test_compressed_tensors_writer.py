@@ -1,4 +1,4 @@
-"""What is written is read again as it was, and what the format cannot hold is refused."""
+"""What is written is read back unchanged, and what the format cannot represent is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_written_and_read_again(name: str, dtype: torch.dtype) -> None:
 
 
 def test_nvfp4_written_and_read_again() -> None:
-    """Of the numbers that scale2 may be, some are no reciprocal: those come back next to what they were."""
+    """Some values of scale2 are not reciprocals: they are read back as a neighbouring number."""
     q = plain("nvfp4-wo")
     assert q.scale2 is not None
     exact = 0
@@ -145,7 +145,7 @@ def test_a_global_scale_without_reciprocal() -> None:
 
 
 def test_a_written_layer_is_what_was_written() -> None:
-    """The bytes themselves, by hand: two rows of four codes of four bits."""
+    """The exact bytes, computed by hand: two rows of four 4-bit codes."""
     fmt = Format(dtype="int4", block=(1, 4), zero="int", scale="input")
     data = torch.tensor([[0x10, 0x32], [0xFE, 0xDC]], dtype=torch.uint8)
     zero = torch.tensor([[5], [9]], dtype=torch.uint8)

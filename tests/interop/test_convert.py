@@ -1,4 +1,4 @@
-"""Whole checkpoints from format to format: every number, every file beside them, and nothing where it fails."""
+"""Whole checkpoints converted between formats: every number, all accompanying files, and no output after an error."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_methods_that_are_not_read_are_named(theirs: Path, float_model: Path, tm
 
 
 def test_a_model_of_diffusers_in_several_files(tmp_path: Path) -> None:
-    """As diffusers saves it with bitsandbytes; it looks for files and an index of names of its own."""
+    """As diffusers saves it with bitsandbytes, with its own names for files and index."""
     source, stem = tmp_path / "source", "diffusion_pytorch_model"
     source.mkdir()
     listed = {}
@@ -239,7 +239,7 @@ def test_methods_that_older_files_do_not_name(theirs: Path, tmp_path: Path) -> N
 
 
 def changed(theirs: Path, target: Path, tensors: dict[str, Tensor]) -> Path:
-    """A copy whose files hold ``tensors`` too."""
+    """Copy the directory, adding ``tensors`` to its files."""
     path = edited(theirs, target)
     index = json.loads((path / "model.safetensors.index.json").read_text())
     save_file(tensors, path / "more.safetensors")
@@ -249,7 +249,7 @@ def changed(theirs: Path, target: Path, tensors: dict[str, Tensor]) -> Path:
 
 
 def test_biases_that_only_the_file_has(theirs: Path, ours: Path, tmp_path: Path) -> None:
-    """AutoGPTQ gives every layer a bias, of zeros where the model has none."""
+    """AutoGPTQ gives every layer a bias, of zeros if the model has none."""
     name = "model.layers.0.mlp.up_proj.bias"
     done = convert(changed(theirs, tmp_path / "zero", {name: torch.zeros(256)}), tmp_path / "out", progress=False)
     (note,) = done.notes
@@ -269,14 +269,14 @@ def test_bytes_that_nobody_explains(theirs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last", ["global_scale", "weight"])
 def test_a_part_of_a_weight_that_is_not_known(last: str, theirs: Path, tmp_path: Path) -> None:
-    """As newer versions of a library may write them; without it the numbers of the weight would be others."""
+    """Newer versions of a library may add parts; ignoring one would change the numbers of the weight."""
     path = changed(theirs, tmp_path / "more", {f"model.layers.0.mlp.up_proj.{last}": torch.full((1,), 2.0)})
     with pytest.raises(CheckpointError, match=rf"up_proj.{last} lies beside a quantized weight, and is not one"):
         convert(path, tmp_path / "out", progress=False)
 
 
 def test_a_quantized_head_is_not_tied(tmp_path: Path) -> None:
-    """Whatever config.json says of it."""
+    """Whatever config.json says about it."""
     source = models.make_directory(tmp_path / "float", tie_word_embeddings=False)
     quantize_files(source, tmp_path / "q", {"lm_head": "int4-g32", "*_proj": "int4-g32"}, progress=False)
     convert(tmp_path / "q", tmp_path / "whole", to="gptq_v2", progress=False)
@@ -292,14 +292,14 @@ def test_the_dtype_where_config_json_is_silent(theirs: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("said", ["float8_e4m3fn", "float64", "int8", "float12"])
 def test_a_dtype_that_is_none_to_compute_in(said: str, theirs: Path, tmp_path: Path) -> None:
-    """Then the tensors say it."""
+    """In that case the dtype of the tensors is used."""
     source = edited(theirs, tmp_path / "source", dtype=said)
     convert(source, tmp_path / "out", progress=False)
     assert {q.dtype for q in tensors(tmp_path / "out").values() if isinstance(q, QTensor)} == {torch.bfloat16}
 
 
 def test_without_a_config(tmp_path: Path) -> None:
-    """The result has one, which says how its weights are quantized: there alone."""
+    """The result gets one, which contains only how its weights are quantized."""
     model = nn.Sequential(nn.Linear(64, 64)).half()
     bp.quantize_(model, "int4-g32-sym")
     bp.save(model, tmp_path / "ours")
@@ -360,7 +360,7 @@ def test_a_float_model_rounds_no_inputs(float_model: Path, tmp_path: Path) -> No
 
 
 def test_layers_that_lie_the_other_way_round(tmp_path: Path) -> None:
-    """The Conv1D of GPT-2 is [K, N] in the model; in a file of GPTQ it is a layer like others."""
+    """GPT-2's Conv1D is [K, N] in the model; in a GPTQ file it is an ordinary layer."""
     transformers, huggingface = models.transformers, pytest.importorskip("bitport.integrations.huggingface")
     torch.manual_seed(0)
     sizes = {"n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 320, "n_positions": 64}

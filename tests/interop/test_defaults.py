@@ -1,4 +1,4 @@
-"""No number of a conversion depends on torch.set_default_dtype, and no memory on torch.set_default_device."""
+"""No number of a conversion depends on torch.set_default_dtype, and no allocation on torch.set_default_device."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def other_defaults() -> Iterator[None]:
 def content(path: Path) -> Any:
     if path.is_file():
         return path.read_bytes()
-    if (path / "bitport.json").exists():  # whose shards have other names every time
+    if (path / "bitport.json").exists():  # its shards have different names every time
         manifest = read_manifest(path)
         return [(entry.name, entry.dtype, entry.scheme, entry.parts) for entry in manifest.tensors.values()]
     return {file.name: file.read_bytes() for file in path.rglob("*") if file.is_file()}

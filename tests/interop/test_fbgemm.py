@@ -1,4 +1,4 @@
-"""Files of FBGEMM's float8 against numbers of ml_dtypes in float64, and against layers of transformers themselves."""
+"""FBGEMM float8 files against numbers of ml_dtypes in float64, and against transformers' own layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GATE_UP, DOWN = "l.experts.gate_up_proj", "l.experts.down_proj"
 
 
 def codes_of(shape: tuple[int, ...], seed: int) -> tuple[Tensor, np.ndarray]:
-    """(float8, the same in float64), without NaN."""
+    """Return (random float8 codes without NaN, the same in float64)."""
     codes = np.random.default_rng(seed).integers(0, 127, shape).astype(np.uint8)
     codes |= np.random.default_rng(seed + 1).integers(0, 2, shape).astype(np.uint8) << 7
     return torch.from_numpy(codes).view(E4M3), codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
@@ -42,7 +42,7 @@ def layer() -> tuple[dict[str, Tensor], np.ndarray]:
 
 
 def experts() -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
-    """As Llama 4 has them: [E, K, N], each scale for an output."""
+    """Experts in the layout of Llama 4: [E, K, N], with one scale per output."""
     gate_up, up_value = codes_of((E, K, 2 * N), 2)
     down, down_value = codes_of((E, N, K), 4)
     scales = scale_of((E, 1, 2 * N)), scale_of((E, K, 1))
@@ -86,8 +86,7 @@ def test_bounds_of_layers_are_left_out() -> None:
 
 @pytest.fixture
 def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """transformers' layers, their inputs left as they are and the product computed in float64: FBGEMM's own needs a
-    GPU."""
+    """transformers' layers with unrounded inputs and the product in float64, since FBGEMM's own product needs a GPU."""
     pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
     module = importlib.import_module("transformers.integrations.fbgemm_fp8")
 
@@ -135,7 +134,7 @@ def test_experts_of_transformers(theirs: Any) -> None:
     weights = {name: q.dequantize(torch.float32).double() for name, q in read(reader(), tensors).items()}
     gate, up = (x @ weights[GATE_UP]).chunk(2, -1)
     ours = (up * torch.nn.functional.silu(gate)) @ weights[DOWN]
-    # Each weight was rounded to float32 once; the values of an output are far from cancelling.
+    # Each weight was rounded to float32 once; the values of an output do not come close to cancelling.
     assert float((ours - found).norm() / found.norm()) < 2**-22
 
 

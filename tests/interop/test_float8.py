@@ -1,4 +1,4 @@
-"""Files in float8 against numbers decoded one at a time and multiplied in float64."""
+"""float8 files against numbers decoded one at a time and multiplied in float64."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VALUES = np.array([decoded(code) for code in range(256)])
 def layer(
     n: int, k: int, rows: int, columns: int, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(a layer's tensors in blocks of rows x columns, its weight in float64 rounded once to float32)."""
+    """Return (the tensors of a layer in blocks of rows x columns, its weight in float64 rounded once to float32)."""
     rng = np.random.default_rng(n + k + rows + seed)
     codes = rng.integers(0, 256, (n, k)).astype(np.uint8)
     grid = (-(-n // rows), -(-k // columns))
@@ -121,7 +121,7 @@ def test_one_scale_for_all(end: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("rows", [1, 48])
 def test_scales_that_divide(rows: int) -> None:
-    """As GPTQModel writes them: a reciprocal is rounded to float32, and so is a product."""
+    """As GPTQModel writes them: the reciprocal and the product are each rounded to float32."""
     tensors, value = layer(48, 80, rows, 80)
     stored = (1 / tensors[INVERSE].double()).float()
     exact = np.nan_to_num(value.astype(np.float64) * (1 / stored.double() / tensors[INVERSE].double()).numpy())
@@ -135,7 +135,7 @@ def test_scales_that_divide(rows: int) -> None:
 
 
 def test_inputs_as_they_are() -> None:
-    """As Quark says it. Where nothing is said of inputs, they are rounded."""
+    """As specified by Quark. If nothing is said about inputs, they are rounded."""
     tensors, value = layer(48, 80, 48, 80)
     tensors[SCALE] = tensors.pop(INVERSE).reshape(())
     for said, name in (({"activation_scheme": None}, "fp8-wo-tensor"), ({}, "fp8-row-tensor")):
@@ -197,7 +197,7 @@ def test_the_names_of_deepseek_v4() -> None:
 
 
 def fp4() -> tuple[dict[str, Tensor], np.ndarray]:
-    """(a layer's tensors, its weight, which float32 holds)."""
+    """Return (the tensors of a layer, its weight, exact in float32)."""
     e2m1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
     rng = np.random.default_rng(0)
     codes, exponents = rng.integers(0, 16, (48, 96)), rng.integers(110, 130, (48, 3)).astype(np.uint8)
@@ -214,11 +214,11 @@ def test_experts_in_fp4() -> None:
     x = torch.randn(3, 96, generator=torch.Generator().manual_seed(0))
     exact = x.double() @ torch.from_numpy(value).T
     got = torch.nn.functional.linear(x, q.to_device_layout()).double()
-    assert float((got - exact).norm() / exact.norm()) < 2**-4  # inputs have 3 bits behind the first
+    assert float((got - exact).norm() / exact.norm()) < 2**-4  # inputs have 3 mantissa bits
 
 
 def test_experts_in_a_format_of_modelopt() -> None:
-    """Both kinds of tensors are called alike."""
+    """Both kinds of tensors use the same names."""
     algorithm = {"quant_algo": "NVFP4", "group_size": 16}
     said = {"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "quantized_layers": {"l.experts": algorithm}}
     (ours, value), (theirs, four_bits) = layer(130, 300, 128, 128), four()

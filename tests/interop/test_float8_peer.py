@@ -1,4 +1,4 @@
-"""What transformers itself writes and unpacks in float8."""
+"""Reading and writing of float8 by transformers itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories with random damage, by a fixed seed: an error of bitport, or a conversion; nothing else."""
+"""Directories with random damage from a fixed seed: either one of bitport's errors or a conversion."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_damage(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_settings_of_published_models(name: str, tmp_path: Path) -> None:
-    """Formats that bitport does not write, too."""
+    """Including formats that bitport does not write."""
     said, tensors, _ = READ[name]
     chance = random.Random(name)
     for number in range(ROUNDS // 3):
@@ -89,7 +89,7 @@ def test_settings_of_published_models(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_gguf_file_is_made_of(tmp_path: Path) -> None:
-    """Its settings come from the files beside the weights. Any value of theirs may be another."""
+    """Its settings come from the files next to the weights, any value of which may be replaced."""
     small = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_hidden_layers": 1, "vocab_size": 260}
     models.make_directory(tmp_path / "float", **small)
     quantize_files(tmp_path / "float", tmp_path / "q", "int4-g32-sym", progress=False)
@@ -108,7 +108,7 @@ def test_what_a_gguf_file_is_made_of(tmp_path: Path) -> None:
 
 
 def another(said: Any, chance: random.Random) -> Any:
-    """``said`` with one value, however deep, in place of which stands an odd one."""
+    """Replace one value of ``said``, at any depth, with an odd one."""
     inner = list(said) if isinstance(said, dict) else range(len(said)) if isinstance(said, list) else []
     if not inner or chance.random() < 0.2:
         return chance.choice(ODD)

@@ -1,4 +1,5 @@
-"""Whole models in GGUF, written by the library ``gguf``: each answers as a model with the values of its blocks."""
+"""Whole models in GGUF, written by the library ``gguf``: each gives the outputs of a model with the values of its
+blocks."""
 
 from __future__ import annotations
 
@@ -86,12 +87,12 @@ MORE = {
     "starcoder2": ("Starcoder2Config", {"norm_epsilon": 1e-5}),
     "cohere2": ("Cohere2Config", COHERE2),
 }
-"""Architecture -> a model of it."""
+"""Architecture -> a model with it."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 
 
 EPSILONS = ("norm_epsilon", "layer_norm_eps")
-"""What models without rms_norm_eps have."""
+"""Names of the setting in models without rms_norm_eps."""
 
 
 def small(kind: str, **changes: Any) -> Any:
@@ -107,7 +108,7 @@ def logits(model: Any) -> Tensor:
 
 
 def llama3_factors(config: Any) -> Tensor:
-    """As llama.cpp's converter computes them: by what each frequency is divided."""
+    """The divisor of each frequency, as llama.cpp's converter computes it."""
     rope, found = config.rope_parameters, []
     for at in range(0, config.head_dim, 2):
         wave = 2 * math.pi * rope["rope_theta"] ** (at / config.head_dim)
@@ -121,7 +122,7 @@ def llama3_factors(config: Any) -> Tensor:
 
 
 def assert_same_answers(model: Any, directory: Path) -> None:
-    """Sums are taken in another order and zero points rounded, layer by layer: float32 keeps five digits of them."""
+    """Sums in another order and rounded zero points add up over the layers: float32 keeps five digits."""
     before, after = logits(model), logits(huggingface.load_model(directory))
     assert float((before - after).abs().max()) <= 1e-5 * float(before.abs().max())
 
@@ -155,7 +156,7 @@ def test_the_model_answers_as_its_blocks_say(config: Any, tmp_path: Path) -> Non
 
 
 def test_gate_and_up_in_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the converter of llama.cpp makes them with --fuse-gate-up-exps."""
+    """As llama.cpp's converter writes them with --fuse-gate-up-exps."""
 
     def fused(key: str, value: Tensor, _: str) -> dict[str, Tensor]:
         block = key.split(".")[2]
@@ -170,7 +171,7 @@ def test_gate_and_up_in_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_stack_and_two(tmp_path: Path) -> None:
-    """Of one parameter both are there."""
+    """The file contains the same parameter in both forms."""
     model = model_of(small("Qwen3MoeConfig", head_dim=64, **EXPERTS))
     write(tmp_path / "m.gguf", model, KINDS, vectors={"blk.0.ffn_gate_up_exps.weight": torch.ones(4, 128, 256)})
     with pytest.raises(CheckpointError, match=r"gate_up_exps\.weight and blk\.0\.ffn_gate_exps\.weight, .* twice"):
@@ -178,7 +179,7 @@ def test_one_stack_and_two(tmp_path: Path) -> None:
 
 
 def test_llama_3(tmp_path: Path) -> None:
-    """Its long waves are divided by 8; the file has the divisors only."""
+    """The frequencies of its long waves are divided by 8; the file contains only the divisors."""
     config = small("LlamaConfig", rope_parameters=dict(LLAMA3), max_position_embeddings=131072)
     model = model_of(config)
     write(tmp_path / "m.gguf", model, KINDS, vectors={"rope_freqs.weight": llama3_factors(config)})
@@ -192,7 +193,7 @@ def test_llama_3(tmp_path: Path) -> None:
 
 
 def test_phi_3_with_a_long_context(tmp_path: Path) -> None:
-    """Part of a head is turned, short waves and long ones by factors of their own."""
+    """Part of each head is rotated, with separate factors for short and long contexts."""
     half = 24
     short, long = (torch.linspace(1, end, half) for end in (2.0, 30.0))
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
@@ -213,7 +214,7 @@ def test_phi_3_with_a_long_context(tmp_path: Path) -> None:
 
 
 def test_gemma_3(tmp_path: Path) -> None:
-    """Every sixth layer sees everything, with a rotary embedding of its own."""
+    """Every sixth layer has full attention, with its own rotary embedding."""
     config = small("Gemma3TextConfig", num_hidden_layers=7, rope_parameters=dict(NEAR_AND_FAR), **GEMMA)
     scaling = {
         "gemma3.rope.scaling.type": ("linear", types.STRING),
@@ -255,7 +256,7 @@ def test_the_tokenizer_comes_along(llama: Path, tmp_path: Path) -> None:
     judge = transformers.PreTrainedTokenizerFast.from_pretrained(
         llama.parent,
         gguf_file=llama.name,
-        add_bos_token=True,  # which transformers 5.20 does not take from the file
+        add_bos_token=True,  # transformers 5.20 does not take this from the file
     )
     for text in ("abc cab", "Zwölf<|270|> 1234", ""):
         ids = tokenizer(text).input_ids
@@ -267,7 +268,7 @@ def test_the_tokenizer_comes_along(llama: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_pieces(tmp_path: Path) -> None:
-    """That of sentencepiece, whose merges follow from the scores."""
+    """A sentencepiece tokenizer, whose merges follow from the scores."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{at:02X}>" for at in range(256)), "▁", "a", "b", "ab", "▁ab"]
     words += [f"<{at}>" for at in range(len(words), SIZES["vocab_size"])]
     changes = {
@@ -334,7 +335,7 @@ def test_the_dtype_holds_every_float(norms: str, matrices: str, dtype: str, cast
 
 
 def test_norms_less_one(tmp_path: Path) -> None:
-    """Exact for every number that 1 + a float32 gives; a number that is finer than that is told."""
+    """Exact for every number of the form 1 + a float32; a note reports numbers that are finer than that."""
     path = tmp_path / "m.gguf"
     write(path, model_of(small("GemmaConfig", head_dim=32)), KINDS)
     assert not any("less 1" in note for note in Gguf(path).notes)
@@ -347,7 +348,7 @@ def test_norms_less_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("split", "count"), [("llama-bpe", 1), ("tekken", 1), ("qwen2", 2)])
 def test_words_that_are_tokens_need_no_merges(split: str, count: int, tmp_path: Path) -> None:
-    """In llama.cpp for these ways to split a text. No merge makes "abc" here."""
+    """llama.cpp does so for these pre-tokenizers. No merge gives "abc" here."""
     said = {"pre": (split, types.STRING), "merges": (["a b"], types.ARRAY), "add_bos_token": (False, types.BOOL)}
     changes = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
     write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), KINDS, changes=changes)
@@ -363,7 +364,7 @@ def test_the_verb(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_others_take_what_they_can_hold(tmp_path: Path) -> None:
-    """Q4_0 is GPTQ with 4 bits in groups of 32."""
+    """Q4_0 is 4-bit GPTQ in groups of 32."""
     kinds = {r"blk.*": "Q4_0", "token_embd.*": "F16", "output.*": "F16"}
     model = write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), kinds)
     convert(tmp_path / "m.gguf", tmp_path / "out", to="gptq_v2", progress=False)

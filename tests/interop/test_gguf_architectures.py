@@ -1,4 +1,4 @@
-"""What only some architectures have, in files that say it in another way, or not as it must be."""
+"""Peculiarities of single architectures, in files that express them differently or incorrectly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config_of(name: str, **changes: Any) -> Any:
 
 
 def edited(path: Path, model: Any, change: dict[str, Tensor | None]) -> Path:
-    """``model`` as a file in ``path``, with other tensors in it, or without them (None)."""
+    """Write ``model`` as a file to ``path``, with some tensors replaced or, for None, removed."""
     write(path / "whole.gguf", model, KINDS)
     whole = gguf.GGUFReader(path / "whole.gguf")
     writer = gguf.GGUFWriter(path / "m.gguf", whole.fields["general.architecture"].contents())
@@ -107,7 +107,7 @@ def said(path: Path) -> dict[str, Any]:
 
 
 def test_mistral_small_is_a_llama(tmp_path: Path) -> None:
-    """Its attention has no scale by position."""
+    """Its attention scale does not depend on the position."""
     rope = {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.0}
     config = config_of("mistral3", rope_parameters=rope | {"original_max_position_embeddings": 128})
     model = write(tmp_path / "m.gguf", model_of(config), KINDS)
@@ -123,7 +123,7 @@ def test_a_shared_expert_whose_gate_is_a_matrix(tmp_path: Path) -> None:
 
 
 def test_old_files_of_qwen2moe(tmp_path: Path) -> None:
-    """They do not say how large experts are: a part of what all that are chosen are together."""
+    """They do not store the size of experts: it is a fraction of the size of all selected experts together."""
     sizes = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}
     changes = dict.fromkeys(f"qwen2moe.expert_{which}feed_forward_length" for which in ("", "shared_"))
     model = write(tmp_path / "m.gguf", model_of(config_of("qwen2moe", **sizes)), KINDS, changes=changes)
@@ -133,7 +133,7 @@ def test_old_files_of_qwen2moe(tmp_path: Path) -> None:
 
 
 def test_what_yarn_begins_and_ends_with(tmp_path: Path) -> None:
-    """Newer files say what llama.cpp takes for granted."""
+    """Newer files state the values that llama.cpp assumes."""
     changes = {
         f"gpt-oss.rope.scaling.yarn_beta_{key}": (value, types.FLOAT32)
         for key, value in (("fast", 32.0), ("slow", 1.0))
@@ -215,7 +215,7 @@ def test_what_files_have_no_place_for(name: str, more: str, tmp_path: Path) -> N
 
 
 def test_weights_that_lie_otherwise(tmp_path: Path) -> None:
-    """Experts of gpt-oss as rows, or a matrix as columns, is none that a file has."""
+    """Experts of gpt-oss stored as rows, or a matrix stored as columns, cannot be written to a file."""
     written(config_of("gpt-oss"), tmp_path, {"*experts.*_proj": "mxfp4-wo", "*": "skip"})
     files = Own(tmp_path / "q")
     writer = Writer(files.names(), files.tied, dict(files.others({})))
@@ -236,7 +236,7 @@ def test_a_window_that_llama_cpp_does_not_have(tmp_path: Path) -> None:
 
 
 def test_experts_of_mixtral_by_their_names_of_today(tmp_path: Path) -> None:
-    """From a file to a file they are stacked in between."""
+    """They are stacked in between when a GGUF file is converted to another."""
     written(config_of("mixtral"), tmp_path)
     convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
     convert(tmp_path / "m.gguf", tmp_path / "n.gguf", to="gguf", progress=False)

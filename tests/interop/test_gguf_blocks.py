@@ -1,4 +1,4 @@
-"""Blocks of ggml beside the library ``gguf``, which takes them apart in numpy: equal where nothing is rounded, within
+"""Decoding of ggml blocks against the numpy code of the library ``gguf``: equal where nothing is rounded, and within
 the derived bound where a zero point is."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HALVES = {
     **dict.fromkeys([name for name in BLOCKS if name.endswith("_0") or name.startswith("IQ")], (0, 2)),
     **{"Q2_K": (80, 84), "Q3_K": (108, 110), "Q6_K": (208, 210), "TQ1_0": (52, 54), "TQ2_0": (64, 66)},
 }
-"""Where d and m lie; in the types that are not here, in the first four bytes."""
+"""Byte ranges of d and m; the first four bytes in types not listed."""
 CODES = {"Q4_1": (4, 20), "Q5_1": (4, 24), "Q2_K": (16, 80), "Q4_K": (16, 144), "Q5_K": (16, 176)}
-"""Where the codes lie; without them a block is its constant."""
+"""Byte ranges of the codes; with these cleared, a block has its constant value."""
 SPECIAL = (0.0, -0.0, 2.0**-24, -(2.0**-24), 3 * 2.0**-17, -1.5, 0.0123, 65504.0, -65504.0)
 
 
@@ -40,7 +40,7 @@ def random_rows(name: str, halves: tuple[float, ...] = SPECIAL) -> np.ndarray:
     raw = rng.integers(0, 255, (N, BLOCKS_OF_ROW, BLOCKS[name].nbytes), dtype=np.uint8)
     if name == "TQ2_0":
         raw &= ~(raw >> 1 & 0b01010101)  # no code is 3
-    if name == "IQ1_M":  # d lies in the highest four bits of four numbers
+    if name == "IQ1_M":  # d is in the top four bits of four numbers
         bits = rng.choice(halves, raw.shape[:-1]).astype(np.float16).view(np.uint16)[..., None]
         raw[..., 49::2] = raw[..., 49::2] & 15 | (bits >> np.arange(0, 16, 4, dtype=np.uint16) & 15) << 4
     elif name == "NVFP4":
@@ -64,7 +64,7 @@ def ours(name: str, raw: np.ndarray) -> Tensor:
 
 
 def assert_within(name: str, raw: np.ndarray) -> float:
-    """Returns by how many times 2^-24 of minimum and value they differ at most: 0 to 1 and 3."""
+    """Check that errors are within 2^-24 (minimum + 3 value), and return the largest as a fraction of that bound."""
     constant = raw.reshape(-1, BLOCKS[name].nbytes).copy()
     constant[:, slice(*CODES[name])] = 0
     minimum, wanted = theirs(name, constant.reshape(raw.shape)).double(), theirs(name, raw).double()
@@ -151,7 +151,7 @@ def test_a_code_that_is_no_number() -> None:
 
 
 def test_scales_of_nvfp4() -> None:
-    """All that there are: 127 is 0, as in llama.cpp, and none has a sign."""
+    """All possible scales: 127 is 0, as in llama.cpp, and a sign is not allowed."""
     raw = np.full((32, 36), 0x21, dtype=np.uint8)
     raw[:, :4] = np.arange(128, dtype=np.uint8).reshape(32, 4)
     found = ours("NVFP4", raw)

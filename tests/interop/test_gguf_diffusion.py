@@ -1,5 +1,5 @@
-"""GGUF files of diffusion models: the numbers are those that the library ``gguf`` reads, under the names that diffusers
-gives them, and the models answer as diffusers' own reading of the same file."""
+"""GGUF files of diffusion models: the numbers that the library ``gguf`` reads, under diffusers' names, and the same
+outputs as diffusers' own reading of the file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ KINDS = {
 
 
 def made(name: str, folder: Path, kinds: dict[str, str] | None = None, **given: Any) -> tuple[Path, Path, Any, Any]:
-    """A file, the directory of its configuration, the model, and the values of its tensors as diffusers maps them."""
+    """Return a file, the directory of its configuration, the model, and the values of its tensors as diffusers maps
+    them."""
     original = ORIGINALS[name]
     model = original.model()
     shapes = original.names(shapes_of(model))
@@ -71,8 +72,8 @@ def made(name: str, folder: Path, kinds: dict[str, str] | None = None, **given: 
 
 
 def assert_same_numbers(path: Path, wanted: dict[str, Tensor], rounded: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Weights with a minimum have a zero point that is rounded: by 2^-24 of it, as the weight itself is. ``rounded``:
-    those of them that are floats now, whose minimum is at most 7 times the largest weight here."""
+    """Weights with a minimum have a rounded zero point: off by 2^-24 of it, and so is the weight. ``rounded``: those
+    that became floats, whose minimum is here at most 7 times the largest weight."""
     tensors = dict(Own(path).items())
     assert tensors.keys() == wanted.keys()
     for name, value in tensors.items():
@@ -107,8 +108,8 @@ def test_numbers_and_answers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in ORIGINALS if name not in ("qwen", "unet")])
 def test_answers_are_those_of_diffusers(name: str, tmp_path: Path) -> None:
-    """Which looks for UNets under another prefix, and takes none off Qwen's. It dequantizes in float16: two roundings,
-    a weight is off by 2^-10 of itself."""
+    """diffusers expects another prefix for UNets, and does not strip Qwen's. It dequantizes in float16: two roundings
+    put a weight off by 2^-10 of itself."""
     path, config, model, _ = made(name, tmp_path)
     said = diffusers.GGUFQuantizationConfig(compute_dtype=torch.float32)
     theirs = type(model).from_single_file(str(path), config=str(config), quantization_config=said, dtype=torch.float32)
@@ -120,20 +121,20 @@ def test_answers_are_those_of_diffusers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["wan", "sd3", "unet"])
 def test_in_bfloat16(name: str, tmp_path: Path) -> None:
-    """Modules that the class keeps in float32 stay so, quantized ones too."""
+    """Modules that the class keeps in float32 stay so, including quantized ones."""
     path, config, model, wanted = made(name, tmp_path)
     convert(path, tmp_path / "out", config=config, progress=False)
     loaded = type(model).from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
     inputs = {key: value.bfloat16() for key, value in ORIGINALS[name].inputs.items()}
     model.load_state_dict(wanted)
     right = answer(model.eval(), ORIGINALS[name].inputs)
-    # Some ten roundings to bfloat16 lie on the way of a number.
+    # Each number is rounded to bfloat16 about ten times.
     assert float((answer(loaded, inputs).float() - right).norm()) <= 0.05 * float(right.norm())
 
 
 def test_blocks_that_reach_over_rows(tmp_path: Path) -> None:
-    """Rows of 64 lie in rows of 256. Blocks of 32 stay within them, those of 256 do not; a convolution's rows are of
-    its inputs and its window."""
+    """Rows of 64 are stored as rows of 256. Blocks of 32 do not cross them, but blocks of 256 do; a row of a
+    convolution spans its inputs and its window."""
     shapes = ORIGINALS["unet"].names(shapes_of(ORIGINALS["unet"].model()))
     kept, lost = "middle_block.1.transformer_blocks.0.attn1.to_q.weight", "middle_block.1.proj_in.weight"
     convolution, small = "middle_block.0.in_layers.2.weight", "input_blocks.0.0.weight"
@@ -155,7 +156,7 @@ def test_blocks_that_reach_over_rows(tmp_path: Path) -> None:
 
 
 def test_what_is_no_layer_becomes_floats(tmp_path: Path) -> None:
-    """A parameter, and a buffer; a tensor whose outermost dimension of 1 is gone."""
+    """A parameter and a buffer; a tensor that lost its leading dimension of 1."""
     path, config, _, wanted = made("sd3", tmp_path, {"pos_embed": "Q8_0", r"joint.*mlp.*weight": "Q4_0"})
     done = convert(path, tmp_path / "out", config=config, progress=False)
     assert any("pos_embed.pos_embed" in note for note in done.notes)
@@ -174,7 +175,7 @@ def test_what_is_no_layer_becomes_floats(tmp_path: Path) -> None:
 
 
 def test_types_that_are_read_by_grids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which come from the library gguf: without it, an error says so before anything is written."""
+    """The grids come from the library gguf: without it, there is an error before anything is written."""
     kinds = {r".*attn.*weight": "IQ4_XS", r".*ffn.*weight": "IQ3_S", r"head\.head\.weight": "IQ2_XXS"}
     path, config, _, wanted = made("wan", tmp_path, kinds)
     convert(path, tmp_path / "out", config=config, progress=False)
@@ -204,7 +205,7 @@ def test_the_dtype_holds_every_float(kinds: dict[str, str], dtype: torch.dtype, 
 
 
 def test_what_is_written(tmp_path: Path) -> None:
-    """config.json as bitport quantize leaves it; the same of several files, and by the command line."""
+    """config.json is as `bitport quantize` leaves it; the same from several files, and from the command line."""
     path, config, _, _ = made("ltx", tmp_path)
     done = convert(path, tmp_path / "out", config=str(config), progress=False)
     said = json.loads((config / "config.json").read_text())
@@ -246,7 +247,7 @@ def test_to_others(tmp_path: Path) -> None:
 
 
 def test_tensors_that_the_model_does_not_have(tmp_path: Path) -> None:
-    """diffusers throws one away that it knows; others are told."""
+    """diffusers drops one that it knows; others are reported."""
     original = ORIGINALS["z_image"]
     shapes = original.names(shapes_of(original.model()))
     config = described(original.model(), tmp_path / "config")
@@ -348,7 +349,7 @@ def test_shapes_that_are_none(shape: Any, tmp_path: Path) -> None:
 
 
 def test_rows_of_several_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As no function of diffusers makes it: q and k below each other."""
+    """No function of diffusers does this: rows of two types in one tensor."""
     path, config, _, _ = made("ltx", tmp_path)
     table = dict(ORIGINALS_TABLE["LTXVideoTransformer3DModel"])
     before = table["checkpoint_mapping_fn"]

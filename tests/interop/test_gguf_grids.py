@@ -1,4 +1,4 @@
-"""A model in the types of ggml that are read by tables and grids, from a file to its answers."""
+"""A model in the table- and grid-based types of ggml, from a file to its outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(path: Path) -> Any:
 
 
 def test_the_same_model(tmp_path: Path) -> None:
-    """``write`` gives the model the value that the library gguf finds in the file."""
+    """``write`` gives the model the values that the library gguf reads from the file."""
     made = model(tmp_path / "m.gguf")
     done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     groups = {"ggml_iq4": (32,), "ggml_iq3": (32,), "ggml_iq3s": (32,), "ggml_iq2": (32, 16)}

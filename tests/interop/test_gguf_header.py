@@ -1,4 +1,4 @@
-"""GGUF files that are damaged, or made to do harm: one clear error, and no memory for what is not there."""
+"""Damaged or malicious GGUF files: one clear error, and no memory allocated for data that do not exist."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def test_cut_anywhere_or_changed_anywhere(model: bytes, tmp_path: Path) -> None:
-    """Whatever byte of the header is another one: a model comes out, or one CheckpointError."""
+    """Whichever byte of the header changes, the result is a model or one CheckpointError."""
     path = tmp_path / "m.gguf"
     path.write_bytes(model)
     start = min(stored.start for stored in read_header(path).tensors.values())

@@ -1,5 +1,5 @@
-"""Weights as blocks of ggml: the library ``gguf`` finds the very numbers in them, and what was read from a file goes
-back to the same bytes."""
+"""Weights encoded as ggml blocks: the library ``gguf`` reads exactly the same numbers, and weights that came from a
+file are written as the same bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def made_of(scheme: str, codes: torch.Tensor, scale: torch.Tensor, zero: torch.T
 
 
 def blocks_of_llama_cpp(name: str) -> np.ndarray:
-    """Random ones, in which the largest factor is the end of its range, as it always is there; none is 0."""
+    """Random blocks in which the largest factor is at the end of its range, as always in llama.cpp; none is 0."""
     nbytes = BLOCKS[name].nbytes
     raw = random_blocks(name, N, 768).reshape(-1, nbytes)
     if name == "Q6_K":
@@ -100,7 +100,7 @@ def test_others_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", joins.JOINS)
 def test_any_block_goes_back_to_the_same_numbers(name: str) -> None:
-    """Where factors are smaller, or d is 0, several blocks mean the same."""
+    """If factors are smaller, or d is 0, several blocks have the same value."""
     for raw in (random_rows(name), random_rows(name, (0.0, 2.0**-24, 0.0123))):
         before = read(name, raw)
         kind, again = joined(before)
@@ -114,7 +114,7 @@ def test_any_block_goes_back_to_the_same_numbers(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("scheme", SMALLEST)
 def test_the_library_finds_the_same_numbers(scheme: str, dtype: torch.dtype) -> None:
-    """Both are a product of 8 and 11 bits at most: nothing is rounded."""
+    """Both compute a product of at most 8 and 11 bits: nothing is rounded."""
     q = quantized(scheme, dtype)
     kind, raw = joined(q)
     assert kind == SMALLEST[scheme]
@@ -122,7 +122,7 @@ def test_the_library_finds_the_same_numbers(scheme: str, dtype: torch.dtype) -> 
 
 
 def test_a_minimum_that_is_a_half() -> None:
-    """Then the zero point takes no bit; and reading it brings the same codes and zero points."""
+    """In that case the zero point takes no bit, and reading gives the same codes and zero points."""
     draw = torch.Generator().manual_seed(0)
     for scheme, bits, kind in (("int4-g32", 4, "Q4_1"), ("int5-g32", 5, "Q5_1")):
         codes = torch.randint(0, 1 << bits, (N, 96), generator=draw)
@@ -210,7 +210,7 @@ def test_factors_are_the_largest_whole_numbers() -> None:
 
 
 def test_a_minimum_survives_the_rounding_of_its_zero_point() -> None:
-    """Every m of 17 bits comes back, whatever the scale."""
+    """Every m of 17 bits is recovered, whatever the scale."""
     draw = torch.Generator().manual_seed(0)
     m = torch.randint(1, 1 << 17, (100_000,), generator=draw) * 2.0**-20
     scale = (torch.rand(100_000, generator=draw) + 0.01) * 2.0 ** torch.randint(-9, 9, (100_000,), generator=draw)

@@ -1,4 +1,4 @@
-"""GGUF files as they are written: what the library ``gguf`` reads of them, and that they are there entirely or not."""
+"""Writing of GGUF files: the library ``gguf`` can read them, and they are either complete or absent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_settings_and_tensors(tmp_path: Path) -> None:
 
 
 def test_parts_in_any_order(tmp_path: Path) -> None:
-    """Experts of two tensors, as they come."""
+    """Experts of two tensors, added as they arrive."""
     one, other = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
     with Output(tmp_path / "m.gguf", {}, {"one": 3, "other": 3}) as out:
         for part in (1, 0, 2):

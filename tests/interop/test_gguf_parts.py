@@ -1,4 +1,4 @@
-"""Models in several GGUF files, as the library ``gguf`` splits them, beside the same model in one."""
+"""Models split into several GGUF files by the library ``gguf``, against the same model in a single file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_numbers_are_those_of_the_library(source: Path) -> None:
     ):
         tensor = found[ours]
         value = tensor.dequantize(torch.float32) if isinstance(tensor, QTensor) else tensor.float()
-        # Q5_1 alone has a zero point, -m / d rounded to float32: off by 2^-24 of m, and each value by one rounding.
+        # Only Q5_1 has a zero point, -m / d rounded to float32: off by 2^-24 of m, and each value by one rounding.
         bound = 2**-22 * float(stored[theirs].abs().max()) if theirs.endswith("ffn_up.weight") else 0
         assert float((value - stored[theirs]).abs().max()) <= bound, ours
 
@@ -77,7 +77,7 @@ def test_a_file_for_all_and_a_directory_of_one(parts: list[Path], tmp_path: Path
 
 
 def write_vectors(path: Path, *, alignment: int = 0, **more: Any) -> None:
-    """One tensor a file, of three."""
+    """Write three files with at most one tensor each."""
     writer = gguf.GGUFWriter(path / "m.gguf", "llama", split_max_tensors=1, **more)
     if alignment:
         writer.add_custom_alignment(alignment)
@@ -135,7 +135,7 @@ def test_parts_that_changed_places(parts: list[Path], tmp_path: Path) -> None:
 
 
 def test_parts_of_two_models(parts: list[Path], tmp_path: Path) -> None:
-    """One of as many files with more tensors; one with as many tensors, which are cut into files elsewhere."""
+    """One with as many files but more tensors; one with as many tensors, split at different places."""
     (tmp_path / "other").mkdir()
     others = made(tmp_path / "other", tie_word_embeddings=True)
     assert [path.name for path in others] == NAMES
@@ -165,7 +165,8 @@ def test_names_that_do_not_tell_the_parts(parts: list[Path], tmp_path: Path) -> 
 
 
 def test_parts_whose_data_are_aligned_in_two_ways(tmp_path: Path) -> None:
-    """The library says it in the first file alone, and aligns all: data of others were read from the wrong place."""
+    """The library states the alignment only in the first file, but aligns all: the data of others would be read from
+    the wrong place."""
     write_vectors(tmp_path, alignment=64)
     with pytest.raises(CheckpointError, match=rf"{NAMES[1]} does not say that its data are aligned to 64, as"):
         read_model(tmp_path / NAMES[0])

@@ -1,4 +1,4 @@
-"""GGUF files beside transformers' own reading of them, which turns every block into floats."""
+"""GGUF files against transformers' own reading of them, which dequantizes every block."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
     ],
 )
 def test_the_same_model(kind: str, changes: dict[str, Any], whole: bool, tmp_path: Path) -> None:
-    """``whole``: its config too. It lacks what llama.cpp takes for granted elsewhere: query_pre_attn_scalar .."""
+    """``whole``: transformers reads the config too. For other models its config would lack values that llama.cpp
+    assumes, such as query_pre_attn_scalar."""
     write(tmp_path / "m.gguf", model_of(small(kind, **changes)), KINDS)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     ours = huggingface.load_model(tmp_path / "out")

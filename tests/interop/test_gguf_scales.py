@@ -1,4 +1,4 @@
-"""Scales that are tensors of their own in GGUF files: of NVFP4, one for each matrix."""
+"""Scales stored as separate tensors in GGUF files: NVFP4 has one for each matrix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NVFP4 = {r"token_embd.*": "Q6_K", r".*(attn_[qkv]|ffn_\w+|output)\.weight": "NVF
     ],
 )
 def test_scales_of_tensors(config: Any, tmp_path: Path) -> None:
-    """NVFP4 has one of each matrix, as a tensor of its own."""
+    """NVFP4 has one for each matrix, as a separate tensor."""
     model = write(tmp_path / "m.gguf", model_of(config()), NVFP4)
     done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     assert "nvfp4-wo" in done.weights.values()
@@ -71,7 +71,7 @@ def test_without_scales_of_tensors(tmp_path: Path) -> None:
     ],
 )
 def test_two_scales_of_one_tensor(config: Any, tmp_path: Path) -> None:
-    """The rows of gate and up lie in one tensor of the model, below each other or in turn."""
+    """The rows of gate and up are in one tensor of the model, stacked or interleaved."""
     model = model_of(config())
     kinds = {r".*ffn_(gate|up)_exps\.weight": "NVFP4"}
     vectors = {f"blk.{block}.ffn_{leaf}_exps.scale": torch.ones(4) for block in (0, 1) for leaf in ("gate", "up")}

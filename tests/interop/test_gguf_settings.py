@@ -1,4 +1,4 @@
-"""Published models in the settings of a GGUF file."""
+"""Settings of GGUF files for published models."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_scales_of_yarn(scale: float) -> None:
 
 
 def test_granite_without_its_scales() -> None:
-    """Which are 1 then, that of attention too."""
+    """They default to 1, including the attention scale."""
     said = settings_of({key: value for key, value in PUBLISHED["Granite 3.3 2B"].items() if key not in SCALES}, NONE)
     assert [said.settings[f"granite.{KEYS[key]}"] for key in SCALES] == [1.0] * 4
 

@@ -1,4 +1,5 @@
-"""Tokenizers as settings of a GGUF file: read back they make the same tokens, and what a file cannot say is refused."""
+"""Tokenizers as settings of a GGUF file: read back, they give the same tokens; what a file cannot represent is
+refused."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ TEXTS = ("abc cab", "  two  spaces\n\n and 12345 lines\t", "Zwölf ñ 漢字 �
 
 
 def of_bytes(split: str = "", **model: Any) -> Any:
-    """With two merges; ``split``: how texts are split into words, GPT-2's way where it is empty."""
+    """A byte-level tokenizer with two merges. ``split``: the regular expression for words, GPT-2's if empty."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: at for at, token in enumerate([*letters, "ab", "abc", "Ġa"])}
     merges = [("a", "b"), ("ab", "c"), ("Ġ", "a")]
@@ -38,7 +39,7 @@ def of_bytes(split: str = "", **model: Any) -> Any:
 
 
 def of_pieces(spaces: str = "normalizer") -> Any:
-    """As transformers makes them of sentencepiece: each two pieces that make a third are merged, by its rank."""
+    """As transformers converts sentencepiece: any two pieces that form a third are merged, by its rank."""
     pieces = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "ab", "▁t", "he", "▁the", "▁ab", "the", "in", "ing"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     known = set(pieces)

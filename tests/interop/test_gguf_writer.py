@@ -1,4 +1,4 @@
-"""Models as GGUF files: the library ``gguf`` finds their numbers and what llama.cpp's converter says of them, and
+"""Models written as GGUF files: the library ``gguf`` reads their numbers and the settings of llama.cpp's converter, and
 bitport reads the same model back."""
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 
 
 def written(config: Any, path: Path, recipe: Any = None, zero: tuple[str, ...] = (), **changes: Any) -> Any:
-    """The model, in ``path`` as it was (hf) and quantized (q). ``zero``: a weight of zeros, or the first expert in it;
-    ``changes``: to its config.json."""
+    """Build the model and write it to ``path``, in float (hf) and quantized (q). ``zero``: weights to set to zero, or
+    only their first expert; ``changes`` to its config.json."""
     model = model_of(config)
     with torch.no_grad():
         for name in zero:
@@ -117,12 +117,12 @@ def test_the_file_holds_the_model(config: Any, tmp_path: Path) -> None:
     assert_says(tmp_path / "m.gguf", model)
     convert(tmp_path / "m.gguf", tmp_path / "back", progress=False)
     before, after = (logits(huggingface.load_model(tmp_path / name)) for name in ("q", "back"))
-    # The same numbers, but of other schemes, whose sums may be taken in another order: float16 keeps three digits.
+    # The same numbers in other schemes, whose sums may be taken in another order: float16 keeps three digits.
     assert float((before - after).abs().max()) <= 2e-3 * float(before.abs().max())
 
 
 def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
-    """Every number, by the library's own names and arithmetic."""
+    """Every number, using the library's own names and arithmetic."""
     found = {each.name: each for each in gguf.GGUFReader(path).tensors}
     architecture = NAMES.get(config.model_type, config.model_type)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -153,8 +153,8 @@ def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
 
 
 def assert_equal(found: dict[str, Any], name: str, value: Tensor) -> None:
-    """Takes the tensor from ``found``. Times a scale of its matrix it is the product of three numbers, which bitport
-    rounds twice."""
+    """Remove the tensor from ``found`` and compare it. With a scale of its matrix it is the product of three numbers,
+    which bitport rounds twice."""
     wanted = value_of(found.pop(name))
     scale = found.pop(name.replace("weight", "scale"), None) if name.endswith("weight") else None
     if scale is None:
@@ -170,7 +170,7 @@ def value_of(tensor: Any) -> Tensor:
 
 
 def assert_says(path: Path, model: Any) -> None:
-    """Every setting that llama.cpp's converter has, and the same."""
+    """Every setting of llama.cpp's converter is there, with the same value."""
     name = NAMES.get(model.config.model_type, model.config.model_type)
     fields = gguf.GGUFReader(path).fields
     found = {key: field.contents() for key, field in fields.items()}
@@ -192,7 +192,7 @@ def test_factors_of_waves(tmp_path: Path) -> None:
 
 
 def test_from_a_file_to_a_file(tmp_path: Path) -> None:
-    """Experts are one tensor in between, of both projections."""
+    """In between, the experts of both projections are one tensor."""
     written(small("Qwen3MoeConfig", head_dim=64, **EXPERTS), tmp_path)
     convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
     convert(tmp_path / "m.gguf", tmp_path / "n.gguf", to="gguf", progress=False)
@@ -213,7 +213,7 @@ def test_from_a_file_to_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_scales_of_tensors(config: Any, tmp_path: Path) -> None:
-    """And back: to the same parts, where one tensor is not made of two with scales of their own."""
+    """Converting back gives the same parts, unless one tensor consists of two with their own scales."""
     model = written(config(), tmp_path, {"*_proj": "nvfp4-wo", "lm_head": "nvfp4-wo", "*": "skip"})
     done = convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
     assert set(done.weights.values()) == {"nvfp4-wo"}
@@ -235,7 +235,7 @@ def test_an_embedding_has_no_scale(tmp_path: Path) -> None:
 
 
 def test_experts_of_mxfp4(tmp_path: Path) -> None:
-    """From the files that gpt-oss is published in, and back to the same bytes."""
+    """From the published form of gpt-oss, and back to the same bytes."""
     recipe = {"*experts.*_proj": "mxfp4-wo", "*": "skip"}
     written(small("GptOssConfig", **GPT_OSS), tmp_path, recipe)
     convert(tmp_path / "q", tmp_path / "a", to="mxfp4", progress=False)
@@ -256,7 +256,7 @@ def everything(path: Path) -> dict[str, Tensor]:
 
 
 def test_an_expert_that_a_smaller_type_would_hold(tmp_path: Path) -> None:
-    """All of them are one tensor, of one type."""
+    """All experts are in one tensor, which has a single type."""
     zero = ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj")
     written(small("Qwen3MoeConfig", head_dim=64, **EXPERTS), tmp_path, zero=zero)
     convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
@@ -477,7 +477,7 @@ def test_a_directory_without_a_config(llama: Path, tmp_path: Path) -> None:
 
 
 def test_norms_that_are_rounded(tmp_path: Path) -> None:
-    """1 + a float16 has more bits than float32, where that is small; the model adds them in float32 too."""
+    """1 + a small float16 has more bits than float32; the model adds them in float32 too."""
     written(small("GemmaConfig", head_dim=32), tmp_path)
     done = convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
     tensors = dict(Own(tmp_path / "q").items())

@@ -1,4 +1,4 @@
-"""GGUF files that bitport writes, in transformers' own reading of them and in llama.cpp."""
+"""GGUF files written by bitport, read by transformers and llama.cpp themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONGER = {"original_max_position_embeddings": 512, "max_position_embeddings": 10
 WHOLE_LIMITS = {"rope_type": "yarn", "rope_theta": 5.0, "factor": 4.0, "truncate": False} | {
     "original_max_position_embeddings": 200
 }
-"""Yarn begins before the first and ends after the last of the waves, so that there is nothing to round."""
+"""Yarn starts before the first wavelength and ends after the last, so that there is nothing to round."""
 TIED = {"tie_word_embeddings": True}
 
 
@@ -61,8 +61,8 @@ def logits(model: Any, ids: list[int]) -> Tensor:
     ],
 )
 def test_transformers_reads_the_same_model(kind: str, changes: dict[str, Any], whole: bool, tmp_path: Path) -> None:
-    """``whole``: its config too. It lacks what llama.cpp takes for granted elsewhere. Both take the same numbers in
-    float32, of which sums in another order keep five digits."""
+    """``whole``: transformers reads the config too. For other models its config would lack values that llama.cpp
+    assumes. Both use the same numbers in float32, which keeps five digits when sums are taken in another order."""
     pytest.importorskip("accelerate", reason="transformers reads GGUF with it: pip install accelerate")
     written(small(kind, **changes), tmp_path)
     convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
@@ -80,7 +80,7 @@ def llama_cpp() -> Any:
 
 
 def answers(llama_cpp: Any, path: Path, ids: list[int]) -> Tensor:
-    """Logits, with keys and values in float32."""
+    """Logits, with a float32 KV cache."""
     kept = {"type_k": 0, "type_v": 0, "flash_attn": False}
     model = llama_cpp.Llama(str(path), logits_all=True, n_ctx=256, verbose=False, **kept)
     model.eval(ids)
@@ -126,15 +126,15 @@ def answers(llama_cpp: Any, path: Path, ids: list[int]) -> Tensor:
 def test_llama_cpp_answers_as_the_model(
     kind: str, changes: dict[str, Any], budget: float, llama_cpp: Any, tmp_path: Path
 ) -> None:
-    """In float32, but for a weight of zeros: llama.cpp rounds the inputs of quantized ones. Of float32 five digits are
-    left in few layers; its gelu is a table of float16, from float16: 2^-11 for each."""
+    """In float32, except for a weight of zeros, since llama.cpp rounds the inputs of quantized weights. Over a few
+    layers five digits of float32 remain; its gelu is a table from float16 to float16: 2^-11 for each."""
     model = in_float32(small(kind, **changes), tmp_path)
     wanted, found = logits(model, IDS), answers(llama_cpp, tmp_path / "m.gguf", IDS)
     assert float((found - wanted).abs().max()) <= budget * float(wanted.abs().max())
 
 
 def in_float32(config: Any, path: Path) -> Any:
-    """The model that m.gguf in ``path`` holds."""
+    """Write a model to m.gguf in ``path``, and return it."""
     zero = "model.layers.1.self_attn.o_proj"
     model = written(config, path, zero=(f"{zero}.weight",))
     recipe = {zero: "mxfp4-wo", "*": "skip"}
@@ -144,7 +144,7 @@ def in_float32(config: Any, path: Path) -> Any:
 
 
 def test_llama_cpp_rounds_the_limits_of_yarn(llama_cpp: Any, tmp_path: Path) -> None:
-    """What the note says, and nothing else."""
+    """It does exactly what the note says."""
     model = in_float32(small("GptOssConfig", **GPT_OSS), tmp_path)
     rope = {**GPT_OSS["rope_parameters"], "truncate": True}
     rounded = type(model)(small("GptOssConfig", **{**GPT_OSS, "rope_parameters": rope})).eval()
@@ -166,8 +166,8 @@ NVFP4 = {"*embed_tokens": "mxfp4-wo", "lm_head": "mxfp4-wo", "*": "nvfp4-wo"}
     ],
 )
 def test_llama_cpp_says_the_same_tokens(scheme: Any, llama_cpp: Any, tmp_path: Path) -> None:
-    """Its inputs are int8 in blocks, which moves a logit of 20 by some tenths; where the best token leads by more than
-    1 it stays, and that is most of the text."""
+    """Its inputs are int8 in blocks, which changes a logit of 20 by a few tenths; where the best token leads by more
+    than 1, as in most of the text, it stays the best."""
     quantize_files(TINY, tmp_path / "q", scheme, progress=False)
     convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
     tokenizer = huggingface.load_tokenizer(tmp_path / "q")
@@ -191,7 +191,7 @@ def test_llama_cpp_says_the_same_tokens(scheme: Any, llama_cpp: Any, tmp_path: P
     ],
 )
 def test_files_of_llama_cpp_come_back_byte_for_byte(kind: str, llama_cpp: Any, tmp_path: Path) -> None:
-    """What it quantizes bitport reads, and writes again."""
+    """bitport reads what llama.cpp quantizes, and writes it again."""
     recipe = {"model.layers.6.self_attn.v_proj": "mxfp4-wo", "*": "skip"}
     quantize_files(TINY, tmp_path / "q", recipe, dtype=torch.float32, progress=False)
     convert(tmp_path / "q", tmp_path / "float.gguf", to="gguf", progress=False)

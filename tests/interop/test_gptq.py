@@ -1,4 +1,4 @@
-"""GPTQ's files against numbers packed by plain Python and multiplied in float64."""
+"""GPTQ files against numbers packed by plain Python and multiplied in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES = ((32, 64), (64, 96), (96, 320))
 def layer(
     n: int, k: int, bits: int, group: int, *, less: int = 1, symmetric: bool = False, shuffled: bool = False
 ) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(a layer's tensors, its weight in float64)."""
+    """Return (the tensors of a layer, its weight in float64)."""
     rng = np.random.default_rng(n + k + bits)
     codes = rng.integers(0, 1 << bits, (n, k))
     groups = -(-k // group)
@@ -54,7 +54,7 @@ def test_values_are_those_of_the_definition(n: int, k: int, bits: int, less: int
     (q,) = read(gptq.Reader(said, torch.float16), tensors).values()
     assert q.dtype == torch.float16
     assert (q.perm is not None) == shuffled
-    # A code less a zero point has at most 9 bits, a float16 scale 11: float32 holds the product exactly.
+    # A code minus a zero point has at most 9 bits, and a float16 scale 11: float32 holds the product exactly.
     np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
 
 
@@ -80,7 +80,7 @@ def test_one_group_for_a_row() -> None:
 
 
 def test_a_zero_point_of_two_to_the_bits_is_a_number_like_others() -> None:
-    """A file of the first kind can say it: 15, which stands for 16."""
+    """It occurs in files of the first kind: a stored 15, which stands for 16."""
     tensors, _ = layer(32, 64, 4, 32)
     tensors["m.qzeros"] = torch.full_like(tensors["m.qzeros"], -1)
     (q,) = read(gptq.Reader(config(4, 32), torch.float16), tensors).values()
@@ -95,7 +95,7 @@ def test_a_zero_point_of_two_to_the_bits_is_a_number_like_others() -> None:
 
 @pytest.mark.parametrize("bits", gptq.BITS)
 def test_a_zero_point_of_zero_as_gptqmodel_stores_it(bits: int) -> None:
-    """Less 1 in whole words, which borrow; of 3 bits in each code, without."""
+    """Decremented as whole words, with borrow; with 3 bits each code separately, without."""
     tensors, value = layer(64, 64, bits, 32, less=0)
     codes = tensors["m.qzeros"].numpy()
     if bits == 3:
@@ -278,7 +278,7 @@ def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
 
 
 def test_an_order_that_is_not_there_is_an_error() -> None:
-    """Read as they lie the columns would have the scales of others."""
+    """Read in stored order, the columns would get the scales of others."""
     tensors, value = layer(32, 64, 4, 32, shuffled=True)
     order = tensors.pop("m.g_idx")
     with pytest.raises(CheckpointError, match="without g_idx, and quantization_config says desc_act"):
@@ -298,7 +298,7 @@ def test_one_group_for_a_row_has_no_order_and_no_second_group() -> None:
 
 
 def test_an_embedding_is_refused() -> None:
-    """GPTQModel keeps it with groups along the tokens."""
+    """GPTQModel stores it with groups along the tokens."""
     tensors, _ = layer(32, 64, 4, 32)
     with pytest.raises(CheckpointError, match="is an embedding"):
         read(

@@ -1,4 +1,4 @@
-"""GPTQ's files beside GPTQModel's own packing and its own reading of them."""
+"""GPTQ files against GPTQModel's own packing and reading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def empty(bits: int, *, symmetric: bool, shuffled: bool) -> Any:
 
 
 def packed(bits: int, *, symmetric: bool, shuffled: bool) -> Any:
-    """A layer of theirs that holds random numbers, each a code times a scale."""
+    """A GPTQModel layer with random numbers, each a code times a scale."""
     draw = torch.Generator().manual_seed(bits)
     midpoint = 1 << (bits - 1)
     zeros = torch.full((N, K // GROUP), midpoint)

@@ -1,4 +1,4 @@
-"""HQQ's files against numbers packed by plain loops from the definition, and multiplied in float64."""
+"""HQQ files against numbers packed by plain loops from the definition, and multiplied in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits
 
 
 def packed(seen: np.ndarray, packing: str) -> np.ndarray:
-    """The codes [R, C] of a column, R/per rows apart, in one element: the first highest."""
+    """Pack codes [R, C]: an element holds codes of one column that are R/per rows apart, the first in the top bits."""
     per, width = PER[packing], WIDTH[packing]
     rows = -(-len(seen) // per)
     made = np.zeros((rows, seen.shape[1]), dtype=np.int64)
@@ -48,7 +48,7 @@ def text(value: str) -> Tensor:
 def layer(
     n: int, k: int, nbits: float, group: int, axis: int = 1, dtype: torch.dtype = torch.float16, whole: bool = False
 ) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(a layer's tensors, its weight in float64)."""
+    """Return (the tensors of a layer, its weight in float64)."""
     rng = np.random.default_rng(n + k)
     packing = PACKINGS[nbits]
     seen = rng.integers(0, round(2**nbits), (n * k // group, group) if axis == 1 else (group, n * k // group))
@@ -88,7 +88,7 @@ def one(tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> QTens
 
 
 def off_by(value: np.ndarray) -> np.ndarray:
-    """The difference and the product are rounded to float32, each by 2^-24 of itself."""
+    """The difference and the product are rounded to float32, each with a relative error of 2^-24."""
     return 2.0**-23 * (1 + 2**-20) * np.abs(value)
 
 
@@ -249,7 +249,7 @@ def test_rows_that_do_not_fill_bytes_are_errors() -> None:
 
 @pytest.mark.parametrize("said", [CONFIG, None], ids=["config.json", "by names"])
 def test_a_directory(said: dict[str, object] | None, tmp_path: Path) -> None:
-    """The library writes no quantization_config itself: then the names of the tensors say it."""
+    """The library itself writes no quantization_config: then the format is recognized by the names of the tensors."""
     tensors, value = layer(16, 64, 4, 32)
     rest = {"norm.weight": torch.ones(64), "m.bias": torch.ones(16)}
     source = tmp_path / "hqq"

@@ -1,4 +1,4 @@
-"""What HQQ itself quantizes and saves is read as what HQQ itself makes of it."""
+"""Weights quantized and saved by HQQ are read with the values that HQQ itself computes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quantized(n: int, k: int, nbits: float, group: int | None, axis: int, floate
 
 
 def exact(module: object) -> np.ndarray:
-    """(q - zero) * scale in float64, of what the library itself unpacks."""
+    """(q - zero) * scale in float64, from codes that the library unpacks."""
     meta = {key: value for key, value in module.meta.items()}  # type: ignore[attr-defined]
     meta["compute_dtype"] = torch.float64
     meta |= {key: meta[key].double() for key in ("scale", "zero")}
@@ -71,11 +71,11 @@ def test_a_model_as_it_saves_it(nbits: int, tmp_path: Path) -> None:
             assert (np.abs(got - wanted) <= 2.0**-23 * (1 + 2**-20) * np.abs(wanted)).all(), name
     ours = models.logits(huggingface.load_model(tmp_path / "ours")).float()
     off = float((ours - answers).norm() / answers.norm())
-    assert off < 14 * 2.0**-8, off  # in each of 14 layers they round weights to bfloat16 twice, by 2^-9 of themselves
+    assert off < 14 * 2.0**-8, off  # in each of 14 layers they round weights to bfloat16 twice, by a relative 2^-9
 
 
 def of_the_library(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.nn.Module:
-    """A layer that loads ``tensors``, of the module m, as its state."""
+    """A layer of the library that loads ``tensors``, those of one module, as its state."""
     module = core.HQQLinear(None, None, compute_dtype=dtype, device="cpu")
     module.load_state_dict({name.rpartition(".")[2]: tensor for name, tensor in tensors.items()})
     return module  # type: ignore[no-any-return]
@@ -106,7 +106,7 @@ def test_what_is_written_is_unpacked_by_the_library(scheme: str, dtype: torch.dt
 
 @pytest.mark.parametrize("scheme", ["int4-g64", "int3-g64-sym"])
 def test_a_model_of_layers_that_load_what_is_written(scheme: str, tmp_path: Path) -> None:
-    """transformers 5 loads no files of HQQ; the library loads its layers one by one."""
+    """transformers 5 does not load HQQ files; the library loads its layers one by one."""
     peer = pytest.importorskip("tests.interop.peer_models")
     load_file = pytest.importorskip("safetensors.torch").load_file
     source = peer.models.make_directory(tmp_path / "float", dtype=torch.float32)

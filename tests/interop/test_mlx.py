@@ -1,4 +1,4 @@
-"""MLX's files against numbers packed by plain Python and multiplied in float64."""
+"""MLX files against numbers packed by plain Python and multiplied in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of_words(codes: np.ndarray, bits: int) -> Tensor:
 
 
 def affine(n: int, k: int, bits: int, group: int) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(a module's tensors, its weight in float64)."""
+    """Return (the tensors of a module, its weight in float64)."""
     rng = np.random.default_rng(n + k + bits)
     codes = rng.integers(0, 1 << bits, (n, k))
     scales = rng.uniform(-0.1, 0.1, (n, k // group)).astype(np.float16)
@@ -45,7 +45,8 @@ def spread(values: np.ndarray, group: int) -> np.ndarray:
 
 
 def rounded_by(values: np.ndarray, biases: np.ndarray, group: int) -> np.ndarray:
-    """The zero point, the difference from it and the product are rounded to float32, each by 2^-24 of itself."""
+    """The zero point, the difference from it and the product are rounded to float32, each with a relative error of
+    2^-24."""
     return 2.0**-24 * (1 + 2**-20) * (spread(np.abs(biases), group) + 2 * np.abs(values))
 
 
@@ -81,7 +82,7 @@ def test_products_are_those_of_the_values() -> None:
 
 
 def test_a_constant_block_is_exact() -> None:
-    """Its scale is 0, or so small that the zero point would be infinite, which no code may change."""
+    """Its scale is 0, or so small that the zero point would be infinite; codes must not matter there."""
     tensors, value = affine(8, 128, 4, 32)
     tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     tensors["m.scales"][0, 0] = 0
@@ -175,7 +176,7 @@ STACKED = "l.mlp.switch_mlp."
 
 
 def experts(*projections: str, rows: int = 8) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(stacks of projections, whose experts differ, their weights below each other)."""
+    """Return (stacks of projections with different experts, their weights concatenated along the rows)."""
     tensors: dict[str, Tensor] = {}
     values = []
     for at, projection in enumerate(projections):
@@ -206,7 +207,7 @@ def test_stacked_experts(order: tuple[str, str]) -> None:
     for name, q in found.items():
         assert (tuple(q.shape), q.transposed, str(q.scheme)) == (values[name].shape, False, "int4-g64-fzero")
         got, wanted = q.dequantize(torch.float32).double().numpy(), values[name]
-        # See rounded_by: a shift is at most 1 here.
+        # See rounded_by: a bias is at most 1 here.
         assert (np.abs(got - wanted) <= 2.0**-24 * (1 + 2**-20) * (1 + 2 * np.abs(wanted))).all()
 
 
@@ -356,7 +357,7 @@ def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("bits", mlx.BITS)
 @pytest.mark.parametrize(("n", "k", "group"), [(8, 64, 64), (24, 128, 32), (5, 256, 128)])
 def test_what_is_written_is_what_was_read(n: int, k: int, group: int, bits: int) -> None:
-    """Biases too, from zero points that were rounded."""
+    """Including biases, from rounded zero points."""
     tensors, _ = affine(n, k, bits, group)
     (q,) = read(mlx.Reader(said(bits, group), torch.float16), tensors).values()
     again, config, notes = written(q)
@@ -398,13 +399,13 @@ OURS = {
     "int8-asym": (8, 128),
     "int4-fzero": (4, 128),
 }
-"""Scheme -> bits and group there."""
+"""Scheme -> bits and group size in MLX."""
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("scheme", OURS)
 def test_our_own_weights_survive(scheme: str, dtype: torch.dtype) -> None:
-    """Zero points of whole numbers make biases that only float32 holds."""
+    """Integer zero points give biases that only float32 can hold."""
     value = torch.randn(16, 768, generator=torch.Generator().manual_seed(0)).to(dtype)
     q = bitport.quantize_tensor(value, scheme).to_layout("plain")
     tensors, config, notes = written(q)

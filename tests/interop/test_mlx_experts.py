@@ -1,4 +1,4 @@
-"""Whole models with experts, as mlx-lm stacks and names them, in transformers."""
+"""Whole models with experts, stacked and named like mlx-lm's, in transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
 def quantized(weight: Tensor) -> dict[str, Tensor]:
-    """4 bits in groups of 32, whose scales and shifts are powers of two: each value is a float32."""
+    """4 bits in groups of 32 with powers of two as scales, so that each value is exact in float32."""
     codes = (weight.float() / 2**-6).round().clamp(-8, 7).to(torch.int64) + 8
     shifts = torch.arange(8) * 4
     words = (codes.unflatten(-1, (-1, 8)) << shifts).sum(-1)

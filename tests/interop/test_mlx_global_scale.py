@@ -1,4 +1,4 @@
-"""nvfp4 of MLX with the largest number of each matrix as its global scale."""
+"""MLX's nvfp4 with the largest magnitude of each matrix as its global scale."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ GLOBALS = np.array([3.5, 0.25, 11.3], dtype=np.float32)
 
 
 def matrices(module: str, scales: np.ndarray, *shape: int, seed: int = 0) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(tensors of ``module``, their values in float32: the scale of a block is rounded, and its product with a
-    number)."""
+    """Return (the tensors of ``module``, their values in float32: the block scale is rounded, and so is its product
+    with a number)."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 16, (*shape, K))
     blocks = rng.integers(40, 120, (*shape, K // 16)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""What MLX itself quantizes and saves is read as what MLX itself makes of it."""
+"""Weights quantized and saved by MLX are read with the values that MLX itself computes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODES: list[dict[str, Any]] = [
 def test_a_saved_module(said: dict[str, Any], tmp_path: Path) -> None:
     core = pytest.importorskip("mlx.core", reason="needs mlx")
     values = np.random.default_rng(0).standard_normal((32, 256)).astype(np.float32)
-    values[3] = 0.25  # blocks of one number
+    values[3] = 0.25  # constant blocks
     tensors = core.quantize(core.array(values), **said)
     names = ("m.weight", "m.scales", "m.biases")[: len(tensors)]
     core.save_safetensors(str(tmp_path / "m.safetensors"), dict(zip(names, tensors, strict=True)), {"format": "mlx"})
@@ -73,7 +73,7 @@ def test_stacked_experts(said: dict[str, Any], tmp_path: Path) -> None:
 
 
 def same(ours: QTensor, theirs: Any, biases: np.ndarray | None = None) -> None:
-    """In float32; with biases MLX adds two rounded numbers, each rounded by 2^-24 of itself, where bitport multiplies a
+    """In float32; with biases MLX adds two numbers, each rounded by a relative 2^-24, where bitport multiplies a
     difference."""
     got, judge = ours.dequantize(torch.float32).double().numpy(), np.array(theirs).astype(np.float64)
     bound = 0 if biases is None else 2.0**-24 * (1 + 2**-20) * (2 * np.abs(biases) + 4 * np.abs(judge))
@@ -104,7 +104,7 @@ def test_what_is_written_is_unpacked_and_multiplied_by_mlx(scheme: str, dtype: t
 
 
 def test_a_layer_of_mlx_loads_what_is_written(tmp_path: Path) -> None:
-    """As mlx-lm loads a directory: quantized are the modules with scales, as config.json says of each."""
+    """As mlx-lm loads a directory: modules with scales are quantized, as config.json specifies for each."""
     core, nn = (pytest.importorskip(name, reason="needs mlx") for name in ("mlx.core", "mlx.nn"))
     models = pytest.importorskip("tests.integrations.models")
     source = models.make_directory(tmp_path / "float", dtype=torch.float32)

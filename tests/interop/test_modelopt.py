@@ -1,4 +1,4 @@
-"""ModelOpt's files against numbers that numpy makes of their definition."""
+"""ModelOpt files against numbers computed by numpy from their definition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ NAMES = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8-row", "FP8_PB_WO": "fp8
 
 
 def eight(algorithm: str) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(a layer's tensors, its weight): both factors of a value are float32, and it is rounded to float32 once."""
+    """Return (the tensors of a layer, its weight): both factors of a value are float32, and their product is rounded
+    once."""
     rng = np.random.default_rng(0)
     codes, grid = rng.integers(0, 127, (N, K)).astype(np.uint8), FORMATS[algorithm]
     scale = rng.uniform(0.001, 0.1, grid).astype(np.float32)
@@ -126,7 +127,7 @@ EXPERTS, UP = 3, "l.experts.gate_up_proj"
 
 
 def stacked(algorithm: str) -> tuple[dict[str, Tensor], np.ndarray]:
-    """Experts as a file has them, [E, K, N], and their weights so too."""
+    """Experts in the file's layout [E, K, N], and their weights in the same layout."""
     tensors, value = four() if algorithm == "NVFP4" else eight(algorithm)
     matrices = {"weight": UP} | ({"weight_scale": f"{UP}_weight_scale"} if algorithm == "NVFP4" else {})
     found = {f"{UP}_{name.removeprefix('m.')}": tensor for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Files that ModelOpt itself writes, beside the weights of the model that they are made of: rounded, none elsewhere."""
+"""Files written by ModelOpt, against the weights of the original model: every difference is within the rounding."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def llama4() -> Any:
 
 
 def bound(weight: Tensor, algorithm: str) -> Tensor:
-    """How far a weight [.., N, K] is rounded at most, from bfloat16 to a scaled number."""
+    """The largest rounding error of a weight [.., N, K], from bfloat16 to a scaled number."""
     if algorithm == "FP8":
         return (
             weight.abs() * (2**-4 + 2**-7) + weight.abs().max() * 2**-18
         )  # 4 bits; numbers below 2^-6 are fixed-point
     largest = weight.unflatten(-1, (-1, 16)).abs().amax(-1).repeat_interleave(16, -1)
-    return largest / 6 * (1 + 2**-4 + 2**-7)  # of e2m1 half the way from 4 to 6, times a scale of 4 bits
+    return largest / 6 * (1 + 2**-4 + 2**-7)  # for e2m1 half the distance from 4 to 6, times a scale of 4 bits
 
 
 @pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])

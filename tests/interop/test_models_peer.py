@@ -1,4 +1,4 @@
-"""Whole models as AutoRound quantizes and saves them: the weights that it computed with are those of the checkpoint."""
+"""Whole models quantized and saved by AutoRound: the weights that it computed with are those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ models = pytest.importorskip("tests.integrations.models")
 huggingface = pytest.importorskip("bitport.integrations.huggingface")
 
 TWICE_BF16 = 2 * 2.0**-9
-"""It rounds a scale and a product of it to bfloat16 where the file has the scale in float16."""
+"""AutoRound rounds a scale and a product with it to bfloat16, while the file has the scale in float16."""
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gptq": ("auto_gptq", {"bits": 4, "group_size": 32, "sym": True}, "int4-g32-sym"),
     "gptq, asymmetric": ("auto_gptq", {"bits": 4, "group_size": 64, "sym": False}, "int4-g64"),
@@ -29,7 +29,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "nvfp4": ("llm_compressor", {"scheme": "NVFP4"}, "nvfp4-static"),
     "int8": ("llm_compressor", {"scheme": "INT8_W8A8"}, "int8-dyn"),
 }
-"""Name -> (format, settings, the scheme that comes out)."""
+"""Name -> (format, settings, the resulting scheme)."""
 
 
 @pytest.fixture(scope="module")

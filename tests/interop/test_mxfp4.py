@@ -21,7 +21,7 @@ CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.se
 
 
 def experts(e: int, n: int, k: int, dtype: torch.dtype = torch.uint8) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(tensors of the file, the parameter [e, k, n] in float64)."""
+    """Return (the tensors of the file, the parameter [e, k, n] in float64)."""
     rng = np.random.default_rng(e + n + k)
     codes = rng.integers(0, 16, (e, n, k))
     scales = rng.integers(100, 150, (e, n, k // 32))

@@ -1,4 +1,4 @@
-"""What transformers itself unpacks for gpt-oss."""
+"""Unpacking of gpt-oss by transformers itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_it_reads_as_transformers_unpacks_it(e: int, n: int, k: int) -> None:
 
 
 def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
-    """On a processor it unpacks experts to bfloat16 when it loads a model."""
+    """On a CPU it unpacks experts to bfloat16 when loading a model."""
     models = pytest.importorskip("tests.integrations.models")
     transformers = models.transformers
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 320, "head_dim": 16}

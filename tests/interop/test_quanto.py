@@ -1,4 +1,4 @@
-"""optimum-quanto's files against numbers packed by plain loops from the definition, and multiplied in float64."""
+"""optimum-quanto files against numbers packed by plain loops from the definition, and multiplied in float64."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def said(weights: str, activations: str = "none", module: str = "m") -> dict[str
 
 
 def whole(kind: str, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> tuple[dict[str, Tensor], Tensor]:
-    """(a module's tensors, its weight in float64)."""
+    """Return (the tensors of a module, its weight in float64)."""
     chance = torch.Generator().manual_seed(len(shape))
     if kind == "qint8":
         data = torch.randint(-128, 128, shape, generator=chance, dtype=torch.int8)
@@ -62,7 +62,7 @@ def scales(module: str, value: float = 1.0) -> dict[str, Tensor]:
 def packed(
     bits: int, n: int, k: int, group: int, *, whole: bool = False, bias: bool = True, module: str = "m"
 ) -> tuple[dict[str, Tensor], np.ndarray]:
-    """(a module's tensors, its weight in float64); without groups where ``group`` is k."""
+    """Return (the tensors of a module, its weight in float64); ungrouped if ``group`` is k."""
     rng = np.random.default_rng(bits + n + k)
     count, per = n * k // group, 8 // bits
     codes = rng.integers(0, 1 << bits, (count, group))
@@ -128,7 +128,7 @@ def test_whole_zero_points_are_exact(bits: int) -> None:
 @pytest.mark.parametrize("name", ["int8", "int4", "int2", "float8"])
 @pytest.mark.parametrize("key", ["weights", "weights_dtype"])
 def test_one_kind_for_all(key: str, name: str) -> None:
-    """As transformers and diffusers say it."""
+    """As transformers and diffusers specify it."""
     kind = quanto.LONG[name]
     tensors = whole(kind, (8, 64))[0] if kind in quanto.WHOLE else packed(int(name[3:]), 8, 64, 64)[0]
     config = {"quant_method": "quanto", key: name, "activations": None, "modules_to_not_convert": ["head"]}
@@ -166,7 +166,7 @@ def test_inputs_are_rounded_with_their_scale(weights: str, activations: str, act
 
 
 def test_inputs_of_a_convolution_are_not_rounded() -> None:
-    """The library rounds its outputs alone."""
+    """The library rounds only its outputs."""
     q = one(said("qint8", "qint8"), whole("qint8", (6, 3, 3, 3))[0])
     assert q.scheme.name == "int8"
 
@@ -323,7 +323,7 @@ def test_a_directory(file: str, tmp_path: Path) -> None:
 
 
 def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, what the map says)."""
+    """Return (tensors, contents of the map)."""
     writer = quanto.Writer()
     assert writer.refuses(description("m.weight", q)) is None
     tensors = writer.write("m.weight", q)
@@ -334,7 +334,7 @@ def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Input and output are not scaled: their scales are 1."""
+    """Inputs and outputs are not scaled: their scales are 1."""
     assert again.keys() == tensors.keys() - {"m.bias"}
     for name, tensor in again.items():
         its = tensors[name]
@@ -368,7 +368,7 @@ def test_fewer_bits_that_are_written_are_what_was_read(n: int, k: int, group: in
 
 OURS = {"int8": 64, "int4": 256, "int4-sym": 256, "int4-g256": 512, "int4-channel": 100, "int2-g96-sym": 192}
 OURS |= {"int4-fzero": 256, "int4-channel-sym": 256}
-"""Scheme -> columns."""
+"""Scheme -> number of columns."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16], ids=str)
@@ -417,7 +417,7 @@ def test_what_it_cannot_hold_is_refused() -> None:
 
 
 def test_no_map_of_an_earlier_model_stays(tmp_path: Path) -> None:
-    """It would say of another that quanto made it."""
+    """It would label another model as quantized by quanto."""
     models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
     source = models.make_directory(tmp_path / "float")
     bitport.checkpoint.quantize_files(source, tmp_path / "q", "int8", progress=False)

@@ -1,4 +1,4 @@
-"""What optimum-quanto itself quantizes and saves is read as what it makes of it."""
+"""Weights quantized and saved by optimum-quanto are read with the values that it computes itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def quantized(module: torch.nn.Module, weights: str, **more: Any) -> torch.nn.Mo
 
 
 def exact(weight: Any) -> tuple[Tensor, Tensor]:
-    """(value, shift of each number) in float64, of the numbers that the library itself unpacks and ungroups."""
+    """(value, shift of each number) in float64, from numbers that the library itself unpacks and ungroups."""
     if "TinyGemm" in type(weight).__name__:
         weight = weight.weight_qbits_tensor()
     scale = weight._scale.double()
@@ -64,7 +64,7 @@ def test_a_layer(k: int, kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_convolution(kind: str) -> None:
-    """Of few inputs: with groups its shape is not in the file."""
+    """With few input channels: with groups, its shape is not in the file."""
     torch.manual_seed(0)
     model = quantized(torch.nn.Conv2d(3, 8, 3), kind)
     config = {"quant_method": "quanto", **peer.quantization_map(model)}
@@ -87,7 +87,7 @@ def test_zero_points() -> None:
 
 
 def test_rounded_inputs() -> None:
-    """Without the rounding of its outputs, which is taken away here, a layer gives what theirs gives."""
+    """With the library's rounding of outputs disabled, a layer gives the same outputs."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 48, bias=False))
     x = torch.randn(64, 256)
@@ -124,7 +124,7 @@ def test_a_model_as_it_saves_it(kind: str, tmp_path: Path) -> None:
     answers = models.logits(model).float()
     ours = models.logits(huggingface.load_model(tmp_path / "ours")).float()
     off = float((ours - answers).norm() / answers.norm())
-    assert off < 15 * 2.0**-8, off  # in each of 15 layers they round weights to bfloat16 twice, by 2^-9 of themselves
+    assert off < 15 * 2.0**-8, off  # in each of 15 layers they round weights to bfloat16 twice, by a relative 2^-9
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_model_as_it_saves_it(kind: str, tmp_path: Path) -> None:
     ids=str,
 )
 def test_the_library_loads_what_is_written(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """A whole model by its own from_pretrained; in float32 with the logits of the numbers that were written."""
+    """A whole model with its own from_pretrained; in float32, the logits match those of the written numbers."""
     peer_models = pytest.importorskip("tests.interop.peer_models")
     source = peer_models.models.make_directory(tmp_path / "float", hidden_size=256, intermediate_size=512, dtype=dtype)
     rules = {"*.down_proj": "skip", "*_proj": scheme}
@@ -152,7 +152,7 @@ def test_the_library_loads_what_is_written(scheme: str, dtype: torch.dtype, tmp_
         weight = modules[name].weight
         if dtype == torch.float32:
             assert_same(q, weight)
-        elif "TinyGemm" not in type(weight).__name__:  # that has rounded shifts when it was loaded
+        elif "TinyGemm" not in type(weight).__name__:  # TinyGemm rounds shifts on loading
             assert torch.equal(exact(weight)[0].to(torch.float32), q.dequantize(torch.float32)), name
     if dtype == torch.float32:
         dense = peer_models.models.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense").eval()

@@ -1,4 +1,4 @@
-"""Quark's files against numbers that plain Python packs from their definition, with their values in float64."""
+"""Quark files against numbers packed by plain Python from their definition, with their values in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Layer = tuple[dict[str, Tensor], np.ndarray]
 
 
 def spec(dtype: str, qscheme: str, **more: Any) -> dict[str, Any]:
-    """As the library writes it, most of it null."""
+    """In the library's own form, with most keys null."""
     said: dict[str, Any] = {
         **{"dtype": dtype, "qscheme": qscheme, "is_dynamic": False, "symmetric": True, "observer_cls": "X"},
         **{"ch_axis": None, "group_size": None, "block_size": None, "scale_format": None, "scale_type": "float"},
@@ -67,7 +67,7 @@ def powers(rows: int, columns: int) -> tuple[Tensor, Tensor]:
 
 
 def packed(codes: np.ndarray, bits: int) -> Tensor:
-    """Rows of codes, least significant bits first, byte by byte."""
+    """Pack rows of codes, least significant bits first, into bytes."""
     rows = [sum(int(code) << bits * at for at, code in enumerate(row)) for row in codes]
     return torch.tensor([list(row.to_bytes(codes.shape[1] * bits // 8, "little")) for row in rows], dtype=torch.uint8)
 
@@ -88,12 +88,13 @@ def nvfp4() -> Layer:
     inner = torch.from_numpy(rng().integers(1, 127, (N, K // 16)).astype(np.uint8)).view(E4M3)
     tensors = {"weight": packed(codes, 4), "weight_scale": inner}
     tensors |= {"weight_scale_2": torch.tensor(0.0123), "input_scale_2": torch.tensor(0.5)}
-    both = inner.float() * torch.tensor(0.0123)  # float32, as every program multiplies them
+    both = inner.float() * torch.tensor(0.0123)  # in float32, as every implementation multiplies them
     return tensors, E2M1[codes] * wide(both, 1, 16)
 
 
 def words(numbers: np.ndarray, order: tuple[int, ...]) -> Tensor:
-    """[R, C] of 4 bits in words of eight neighbours along C: the place at each bit is that in ``order``."""
+    """Pack 4-bit numbers [R, C] into words of eight neighbours along C, where ``order`` gives the neighbour at each
+    position."""
     filled = np.pad(numbers & 15, ((0, 0), (0, -numbers.shape[1] % 8))).astype(np.int64)
     found = [
         [sum(int(row[at + o]) << 4 * i for i, o in enumerate(order)) for at in range(0, len(row), 8)] for row in filled
@@ -215,7 +216,7 @@ def test_values_are_those_of_the_definition(case: str) -> None:
 
 @pytest.mark.parametrize("n", [48, 44])
 def test_words_in_their_order(n: int) -> None:
-    """Rows that fill no whole word too."""
+    """Including rows that do not fill whole words."""
     for method, order in (("order", tuple(range(8))), ("reorder", AWQ)):
         export = {"kv_cache_group": [], "pack_method": method, "weight_format": "real_quantized"}
         tensors, value = int4(True, False, order, n)
@@ -233,7 +234,7 @@ def test_weights_without_zero_points_in_the_file() -> None:
 @pytest.mark.parametrize("method", ["order", "reorder"])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_files_in_the_form_of_awq(symmetric: bool, method: str) -> None:
-    """Without zero points its codes are signed there, which those of AWQ never are."""
+    """Without zero points, its codes are signed, unlike those of AWQ."""
     tensors, value = int4(symmetric, symmetric, AWQ if method == "reorder" else tuple(range(8)))
     names = {"weight": "qweight", "weight_scale": "scales", "weight_zero_point": "qzeros"}
     said = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": not symmetric}
@@ -251,7 +252,7 @@ def layer_of(weight: Any, inputs: Any = None, outputs: Any = None) -> dict[str, 
 
 
 def test_settings_of_single_layers() -> None:
-    """The first name or pattern that fits goes first, then the class, then what all have."""
+    """The first matching name or pattern takes precedence, then the class, then the global settings."""
     own = {"l.b.own": layer_of(I4), "*.b.*": layer_of(I8_ROW, I8_TOKEN), "*.own": layer_of(F8_ROW, F8_TOKEN)}
     own["l.b.m"] = layer_of(I8_ROW)
     made = reader(MX4, layer_quant_config=own, exclude=["re:.*router", "l.*.head"])

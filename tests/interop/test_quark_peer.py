@@ -1,4 +1,4 @@
-"""Files that Quark itself writes, by its schemes for language models, beside the weights that it reads from them."""
+"""Files written by Quark with its schemes for language models, against the weights that it reads from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCHEMES = {
 REFUSED = {"mxfp6_e3m2": "'fp6_e3m2'", "amdfp4": "scale_format 'e5m3'", "int4_fp8": "two levels of scales"}
 LAYERS = 7
 IDS = torch.arange(60).reshape(1, 60) * 7 % 128
-"""One text: with several the library gives tokens of the same place in them one scale."""
+"""A single text: with several, the library gives tokens at the same position one scale."""
 
 
 def model() -> Any:
@@ -53,12 +53,12 @@ def model() -> Any:
 
 
 def quiet() -> contextlib.AbstractContextManager[Any]:
-    """Its tables go to standard output."""
+    """Quark prints tables to standard output."""
     return contextlib.redirect_stdout(io.StringIO())
 
 
 def written(path: Path, scheme: str, packing: str = "reorder", mode: str = "quark", **more: Any) -> Any:
-    """A model of the library, as it reads again what it wrote to ``path``."""
+    """Quantize a model with the library, write it to ``path``, and return it as the library reads it back."""
     config = quark.LLMTemplate.get("llama").get_config(scheme=scheme, **more)
     with quiet(), torch.no_grad():
         quantizer = quark.ModelQuantizer(config)
@@ -74,7 +74,7 @@ def assert_same_layers(path: Path, theirs: Any, scheme: str) -> None:
         layer = theirs.get_submodule(name.removesuffix(".weight"))
         assert str(q.scheme) == scheme
         assert torch.equal(q.dequantize(torch.float32), layer._get_qweight(layer.weight).float()), name
-        layer.output_quantizer = None  # of a cache of keys and values
+        layer.output_quantizer = None  # used for a quantized KV cache
         x = torch.randn(1, 20, q.shape[1], generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             wanted, answer = layer(x).double(), torch.nn.functional.linear(x, q).double()
@@ -97,7 +97,7 @@ def test_the_form_of_awq(scheme: str, packing: str, tmp_path: Path) -> None:
     written(tmp_path / "quark", scheme, packing, algorithm="awq")
     written(tmp_path / "awq", scheme, packing, "awq", algorithm="awq")
     file = tmp_path / "awq" / "model.safetensors"
-    # With transformers from 5.6 on it gives floats the names of codes, and warns of that.
+    # From transformers 5.6 on, it gives floats the names of codes, with a warning.
     plain = {
         name.replace("qweight", "weight") if value.is_floating_point() else name: value
         for name, value in load_file(file).items()

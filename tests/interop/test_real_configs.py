@@ -1,5 +1,5 @@
-"""Settings as published models have them (long lists and names of modules cut short), with layers that have tensors
-like theirs: which schemes come out of each, or why it is refused. What the numbers are is tested format by format."""
+"""Settings of published models (with long lists and module names shortened) and layers with matching tensors: which
+schemes result from each, or why it is refused. The tests of each format check the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scales rounded on the way: each number within the derived bound, what it came to told, and nothing else changed."""
+"""Scales rounded during conversion: every number stays within the derived bound, the loss is reported, and nothing else
+changes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from .files import assert_same
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 TINY = 2.0**-25
-"""Half the distance of the least numbers of float16."""
+"""Half the spacing of the smallest float16 numbers."""
 SHAPES = {
     "int4-g32-fzero": (40, 96),
     "int6-g16-sym": (3, 24, 64),
@@ -39,7 +40,7 @@ BLOCKS = Scheme(weight=Format(dtype="int8", block=(16, 32), scale="float32"))
 
 
 class Weights:
-    """What a conversion would read."""
+    """A source for a conversion."""
 
     format, path, nbytes, tied = "these", Path("these"), 0, {}
 
@@ -62,18 +63,18 @@ class Weights:
 
 
 def weight(scheme: str | Scheme, shape: tuple[int, ...] = (40, 96), size: float = 0.1) -> QTensor:
-    """With scales in float32, and of all sizes."""
+    """A weight with float32 scales of all magnitudes."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * size
     return quantize_tensor(x * torch.logspace(-3, 1, shape[-1]), scheme, kind="linear").to_layout("plain")
 
 
 def spread(q: QTensor, part: Tensor) -> Tensor:
-    """Of each number the one that its group has."""
+    """Repeat a value of each group for each number in it."""
     return part.double().repeat_interleave(q.matrix.block_k, -1)[..., : q.matrix.k]
 
 
 def steps(q: QTensor) -> Tensor:
-    """By how many steps of its scale each number is from 0."""
+    """The distance of each number from 0 in steps of its scale."""
     ones = q.parts._replace(scale=torch.ones_like(q.scale))
     return dequantize(ones, q.scheme.weight, q.matrix.n, q.matrix.k).double()
 

@@ -1,4 +1,4 @@
-"""torchao's files against numbers that loops of plain Python make of the definitions of its classes, in float64."""
+"""torchao files against numbers computed by plain Python loops from the definitions of its classes, in float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def rounded_by(exact: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """The zero point, the difference from it and the product are rounded to float32, each by 2^-24 of itself."""
+    """The zero point, the difference from it and the product are rounded to float32, each with a relative error of
+    2^-24."""
     return 2.0**-24 * (1 + 2**-20) * (np.abs(shift) + 2 * np.abs(exact))
 
 
@@ -159,7 +160,7 @@ def test_float8(block: tuple[int, int], granularity: Any, name: str) -> None:
 
 
 def swizzled(scales: np.ndarray) -> np.ndarray:
-    """As tensor cores take them: element for element, from the definition."""
+    """The layout of tensor cores, element by element from the definition."""
     rows, columns = -(-scales.shape[0] // 128), -(-scales.shape[1] // 4)
     flat = np.zeros(rows * columns * 512, scales.dtype)
     for row, column in np.ndindex(*scales.shape):

@@ -1,4 +1,4 @@
-"""Files of torchao that make no sense, or that bitport does not understand."""
+"""torchao files that are inconsistent, or that bitport does not support."""
 
 from __future__ import annotations
 

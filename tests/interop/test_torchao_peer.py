@@ -1,4 +1,5 @@
-"""What torchao quantizes and flattens, or transformers saves with it, is read as what its own dequantize says."""
+"""Weights that torchao flattens, or transformers saves with it, are read with the values of torchao's own
+dequantize."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def read(path: Path, of: torch.dtype) -> dict[str, QTensor]:
 
 
 def saved(weight: Tensor, path: Path) -> QTensor:
-    """``weight`` flattened by torchao, written, and read by bitport."""
+    """Flatten ``weight`` with torchao, write it, and read it with bitport."""
     tensors, metadata = safe.flatten_tensor_state_dict({"m.weight": weight, "m.bias": torch.zeros(3)})
     safetensors.save_file(tensors, path / "model.safetensors", metadata=metadata)
     return read(path / "model.safetensors", torch.bfloat16)["m.weight"]
@@ -66,7 +67,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     **{f"int{bits}-g32-sym": functools.partial(intx, bits, 32) for bits in range(2, 8)},
     "int4-g64": lambda: intx(4, 64, "ASYMMETRIC"),
 }
-"""By the names of their schemes: that of the weight and that of the inputs where both have no name together."""
+"""By scheme: the weight's and the inputs' where the combination has no name."""
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -136,7 +137,7 @@ def test_nvfp4(swizzle: bool, second: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", [32, 128])
 def test_int4(group: int, tmp_path: Path) -> None:
-    """Its own packing needs a GPU; codes and their meaning are torchao's, from its GPTQ."""
+    """Its own packing needs a GPU; codes and their meaning are from torchao's GPTQ."""
     value = weight()
     blocks = value.float().unflatten(1, (-1, group))
     low, high = blocks.amin(-1), blocks.amax(-1)
@@ -154,7 +155,7 @@ def test_int4(group: int, tmp_path: Path) -> None:
 
 
 def written(q: QTensor) -> tuple[Any, dict[str, Any]]:
-    """(``q`` as torchao puts it together again, the configuration)."""
+    """Return (``q`` as torchao unflattens it, the configuration)."""
     writer = torchao.Writer()
     assert writer.refuses(description("m.weight", q)) is None
     tensors = writer.write("m.weight", q)
@@ -165,7 +166,7 @@ def written(q: QTensor) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("scheme", ["fp8", "fp8-row"])
 def test_inputs_in_float8_are_rounded_by_torchao(scheme: str) -> None:
-    """To the same numbers; sums in float32 differ in their order alone."""
+    """To the same numbers; float32 sums differ only in their order."""
     q = bitport.quantize_tensor(weight(160, 256), scheme).to_layout("plain").to(torch.float32)
     x = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
     theirs, _ = written(q)
@@ -176,7 +177,7 @@ def test_inputs_in_float8_are_rounded_by_torchao(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["mxfp8", "mxfp4"])
 def test_inputs_in_mx_are_rounded_by_torchao(scheme: str) -> None:
-    """To the same numbers, by its emulation of the processors that have such products."""
+    """To the same numbers, using its emulation of hardware that supports such products."""
     q = bitport.quantize_tensor(weight(160, 256), scheme).to_layout("plain")
     x = torch.randn(16, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     theirs, _ = written(q)
@@ -212,7 +213,7 @@ def test_the_configuration_is_one_of_torchao(scheme: str) -> None:
     ],
 )
 def test_transformers_loads_what_is_written(scheme: str, budget: float, tmp_path: Path) -> None:
-    """And computes the same: torchao's products dequantize, but for int8 in rows, which multiplies by scales last."""
+    """It computes the same: torchao's products dequantize, except int8 per row, which applies the scales last."""
     peer = pytest.importorskip("tests.interop.peer_models")
     theirs, dense = peer.loaded(tmp_path, "torchao", scheme)
     for name, q in peer.weights(tmp_path).items():

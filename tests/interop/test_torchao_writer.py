@@ -1,4 +1,4 @@
-"""Files of torchao that bitport writes: what was packed by loops of plain Python comes back as it was."""
+"""Writing of torchao files: what plain Python loops packed is written back unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARTS = frozenset({"qdata", "scale"})
 
 
 def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any], list[str]]:
-    """(tensors, what the header says, quantization_config, notes)."""
+    """Return (tensors, header metadata, quantization_config, notes)."""
     writer = torchao.Writer()
     assert writer.refuses(description(NAME, q)) is None
     tensors = writer.write(NAME, q)
@@ -227,7 +227,7 @@ def test_a_zero_point_that_needs_nine_bits_is_refused() -> None:
 
 
 def test_each_file_says_it_of_all_tensors(tmp_path: Path) -> None:
-    """Loaders take the header of each file for that of the model."""
+    """Loaders treat the header of each file as that of the whole model."""
     writer = torchao.Writer()
     weights = {
         f'layers.{at}.\u00e9"{at}.weight': bitport.quantize_tensor(torch.randn(256, 128), "fp8-row") for at in range(40)
@@ -252,7 +252,8 @@ def test_each_file_says_it_of_all_tensors(tmp_path: Path) -> None:
 
 
 def test_block_scales_are_called_what_they_are(tmp_path: Path) -> None:
-    """Not bytes, as in a checkpoint of bitport, whose manifest knows better."""
+    """The file stores them with their own dtype, unlike a checkpoint of bitport, which stores bytes and keeps the dtype
+    in its manifest."""
     tensors, header, _, _ = written(values(MADE["mxfp8"][0])[0])
     with Directory(tmp_path, 1 << 20) as out:
         for name, tensor in tensors.items():

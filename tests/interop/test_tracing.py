@@ -1,4 +1,4 @@
-"""What a function makes of tensors, told without numbers: as it makes it of the numbers themselves."""
+"""Tracing what a function makes of tensors without their numbers: the result matches running it on the numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensors = dict[str, Tensor]
 
 
 def numbered(shapes: dict[str, tuple[int, ...]]) -> tuple[Tensors, Tensor]:
-    """Tensors in which every number is another, and all of these."""
+    """Return tensors in which every number is unique, and all of these numbers."""
     every = torch.arange(sum(map(math.prod, shapes.values())))
     pieces = every.split([math.prod(shape) for shape in shapes.values()])
     return {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}, every
@@ -73,7 +73,7 @@ def test_what_is_no_run_is_told(function: Callable[[Tensors], Tensor]) -> None:
 
 
 def flux(layers: int, single: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of Flux as it was published."""
+    """The names and shapes of Flux as published."""
     wide, found = 3072, {}
 
     def linear(name: str, out: int, columns: int) -> None:
@@ -100,13 +100,13 @@ def flux(layers: int, single: int) -> dict[str, tuple[int, ...]]:
 
 
 def test_another_dtype_is_no_run() -> None:
-    """Its addresses count other bytes."""
+    """Its offsets count different bytes."""
     ((_, runs),) = traced(lambda t: {"made": t["row"].view(torch.int8)[:12]}, SHAPES).values()
     assert runs is None
 
 
 def test_all_of_flux(tmp_path: Any) -> None:
-    """12 billion numbers. Judge: diffusers' function on tensors of one column, where each row has another number."""
+    """12 billion numbers. Reference: diffusers' function on tensors of one column, with a unique number in each row."""
     shapes = flux(19, 38)
     with torch.device("meta"):
         diffusers.FluxTransformer2DModel(guidance_embeds=True).save_config(tmp_path)

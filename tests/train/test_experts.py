@@ -18,7 +18,7 @@ from tests.integrations.sizes import SMALL
 
 E, T, N, K = 4, 40, 32, 64
 OFFS = torch.tensor([10, 10, 25, 36], dtype=torch.int32)
-"""The second expert has no rows, and the last rows belong to no expert."""
+"""The second expert has no rows, and the last four rows belong to no expert."""
 
 
 def experts(scheme: str, gradients: str | None = None) -> TrainedTensor:
@@ -52,7 +52,7 @@ def test_grouped_product(scheme: str) -> None:
 
 @pytest.mark.parametrize("gradients", [None, "fp8-row-input"])
 def test_a_fixed_scale_of_inputs(gradients: str | None) -> None:
-    """Used like in the quantized experts, and in the gradient of the weight."""
+    """Used as in the quantized experts, and in the gradient of the weight."""
     scale = torch.tensor([[0.01]])
     rounding = Rounding(preset("int8-static"), GRADIENTS[gradients] if gradients else None)
     w = TrainedTensor(torch.randn(E, N, K), rounding, scale).requires_grad_()

@@ -127,7 +127,7 @@ def test_release_gives_back_the_float_model() -> None:
     assert model.head.weight is model.embed.weight
     assert not model.mlp[0].weight.requires_grad
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    model.load_state_dict(before, assign=True)  # no hook objects any more
+    model.load_state_dict(before, assign=True)  # no hook is left to object
 
 
 @pytest.mark.parametrize("algorithm", ["rtn", "hqq"])

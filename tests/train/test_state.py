@@ -141,4 +141,4 @@ def test_a_copy_has_hooks_of_its_own() -> None:
     convert_(other)
     floats = unequal()
     bp.dequantize_(other)
-    other.load_state_dict(floats.state_dict(), assign=True)  # no hook objects any more
+    other.load_state_dict(floats.state_dict(), assign=True)  # no hook is left to object

@@ -117,7 +117,7 @@ def test_compiled(tmp_path: Path, tied: bool) -> None:
 @pytest.mark.parametrize(("name", "scheme"), [("llama", "int4-g32"), ("llama", "int8-dyn"), ("mixtral", "int4-g32")])
 def test_in_two_processes(tmp_path: Path, name: str, scheme: str) -> None:
     """In layers split along K, an input rounded per token gets a scale for each half of it: see docs/distributed.md.
-    The rounded inputs differ by at most half a step, 1/127 of the largest input."""
+    The rounded inputs differ by at most half a step of 1/127 of the largest input."""
     made = checkpoint(tmp_path, CONFIGS[name](), scheme)
     allowed = TOLERANCE if scheme == "int4-g32" else 0.05
     assert distance(made, tensor_parallel_size=2) < allowed

@@ -68,7 +68,7 @@ def nothing_of_a_parameter(mesh: DeviceMesh, states: str) -> None:
 
 
 def pieces_draw_other_bits(mesh: DeviceMesh) -> None:
-    """Both processes start from the same seed: replicas stay equal, and shards are rounded with different bits."""
+    """The parameter is the same on both processes: replicas stay equal, and shards are rounded with different bits."""
     for placement, alike in ((Replicate(), True), (Shard(0), False)):
         param = nn.Parameter(distribute_tensor(torch.ones(2, 64, dtype=torch.bfloat16), mesh, [placement]))
         optimizer = SGD([param], lr=2.0**-9)

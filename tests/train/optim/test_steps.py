@@ -246,7 +246,7 @@ def test_data_of_another_shape_is_refused(states: str) -> None:
 
 
 def test_parameters_that_are_frozen_are_not_looked_at() -> None:
-    """Such as those of quantized layers next to adapters; once they are unfrozen, they are checked."""
+    """Such as those of quantized layers next to adapters; once they have a gradient, they are checked."""
     layer = nn.Linear(4, 4)
     whole = nn.Parameter(torch.ones(3, dtype=torch.float64), requires_grad=False)
     optimizer = AdamW([*layer.parameters(), whole])
