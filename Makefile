@@ -29,7 +29,7 @@ comma := ,
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
-# What an installation compiles: changing it installs anew.
+# The inputs of the native build: changing one triggers a reinstallation.
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest test-xla \
@@ -44,8 +44,8 @@ help:
 demo: $(VENV)/.hf
 	$(BIN)/python examples/demo.py
 
-# A model of 12 GB quantized in 4 GiB of memory, killed twice and resumed; needs 20 GB of disk. By gptq it takes hours on
-# two cores: STREAM_ARGS="--gigabytes 1 --algorithm gptq" is a smaller one.
+# Quantizes a 12 GB model in 4 GiB of memory, with two kills and resumes; needs 20 GB of disk. With gptq it takes hours
+# on two cores: STREAM_ARGS="--gigabytes 1 --algorithm gptq" is a smaller run.
 STREAM_ARGS ?=
 STREAM_FOLDER ?= build/demo-stream
 
@@ -62,25 +62,25 @@ test-slow: $(VENV)/.test
 test-gpu: $(VENV)/.test
 	$(PYTEST) -m gpu
 
-# The test suite with the oldest PyTorch that pyproject.toml allows, and the Triton made for it, whose interpreter does not
-# run with numpy 2.4. From PyPI this is a build for CUDA, of 3 GB; TORCH_OLDEST takes what TORCH takes.
+# The test suite with the oldest PyTorch that pyproject.toml allows and the matching Triton, whose interpreter does not
+# run with numpy 2.4. From PyPI this is a CUDA build of 3 GB; TORCH_OLDEST accepts the same values as TORCH.
 TORCH_OLDEST ?= torch==$(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
 
 test-oldest: $(OLDEST_VENV)/.oldest
 	$(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
-# Compiled by the oldest Triton that pyproject.toml allows; its interpreter does without scaled products.
+# Compiled by the oldest Triton that pyproject.toml allows, whose interpreter lacks scaled products.
 TRITON_OLDEST := 3.6.0
 
 test-triton-oldest: $(VENV)/.test
 	$(PIP) --no-deps --upgrade --target build/triton-$(TRITON_OLDEST) triton==$(TRITON_OLDEST)
 	PYTHONPATH=$(CURDIR)/build/triton-$(TRITON_OLDEST) TRITON_TARGETS=sm80,sm90 $(PYTEST) tests/backends/on_triton_compiler.py
 
-# JAX and torchax want Python 3.11 or later, and stay out of the ordinary environment.
+# JAX and torchax need Python 3.11 or later, so they have an environment of their own.
 test-xla: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m pytest -n $(WORKERS) -m xla $(PYTEST_ARGS) tests/backends/xla
 
-# Compiles for TPUs that are not there: libtpu is large (600 MB installed).
+# Compiles for TPUs without having any: libtpu is large (600 MB installed).
 test-tpu: $(XLA_VENV)/.libtpu
 	$(XLA_VENV)/bin/python -m pytest -n 0 -m tpu $(PYTEST_ARGS) tests/backends/xla
 
@@ -90,24 +90,24 @@ bench-tpu: $(XLA_VENV)/.libtpu
 bench-xla: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bench.xla --json
 
-# docs/xla.md; the columns of torch_xla keep what bench/peers/torch_xla_rows.py found in an environment of its own.
+# docs/xla.md; its torch_xla columns keep the results of bench/peers/torch_xla_rows.py, from a separate environment.
 xla-page: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bench.xla_page
 
-# Programs for ExecuTorch and ONNX Runtime, run there, and tasks of lm-evaluation-harness; then the files and the algorithms of
-# other libraries beside those libraries. None of them is in the ordinary environment.
+# Programs for ExecuTorch and ONNX Runtime, run there, and tasks of lm-evaluation-harness; then the formats and
+# algorithms of other libraries against those libraries. None of them is in the default environment.
 ALGORITHMS_TEST := tests/bench/test_algorithms.py
 
 test-peers: $(RUNTIMES_VENV)/.runtimes $(FORMATS_VENV)/.formats
 	$(RUNTIMES_VENV)/bin/python -m pytest -n $(WORKERS) -m peers --ignore tests/interop --ignore $(ALGORITHMS_TEST) $(PYTEST_ARGS)
 	$(FORMATS_VENV)/bin/python -m pytest -n $(WORKERS) -m peers $(PYTEST_ARGS) tests/interop $(ALGORITHMS_TEST)
 
-# vLLM itself, which wants other packages than any of these.
+# vLLM itself, whose requirements differ from all of the above.
 test-vllm: $(VLLM_VENV)/.vllm
 	$(VLLM_VENV)/bin/python -m pytest -m peers $(PYTEST_ARGS) tests/integrations/vllm
 
-# SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 127, as a float so large a number
-# that sums with it overflow, and no zero as anything else, for memory that is read before it is written.
+# SANITIZE_ARGS: the number of random weights, and a seed. Allocations are filled with byte 127, to expose uninitialized
+# reads: as a float it is so large that sums overflow, and as any other type it is nonzero.
 SANITIZERS ?= address,undefined
 SANITIZE_ARGS ?=
 SANITIZED := build/sanitize-$(subst $(comma),-,$(SANITIZERS))
@@ -121,8 +121,8 @@ SANITIZE_RUN := ASAN_OPTIONS=$(FILLED) UBSAN_OPTIONS=print_stacktrace=1
 sanitize: $(SANITIZED)/kernels_test sanitize-shim
 	$(SANITIZE_RUN) $< $(SANITIZE_ARGS)
 
-# The same for 64-bit ARM, with products of matrices and with NEON alone: compiled here and run in an emulator, which cannot
-# look for leaks and says nothing of time. Debian and Ubuntu call what it needs g++-aarch64-linux-gnu and qemu-user.
+# The same for 64-bit ARM, with matrix instructions and with NEON only: cross-compiled and run in an emulator, which
+# cannot detect leaks and says nothing about speed. Debian and Ubuntu packages: g++-aarch64-linux-gnu and qemu-user.
 ARM_CXX ?= aarch64-linux-gnu-g++
 ARM_RUN ?= qemu-aarch64 -L /usr/aarch64-linux-gnu
 ARM_CPUS ?= max cortex-a72
@@ -134,8 +134,8 @@ test-arm:
 	  ASAN_OPTIONS=detect_leaks=0:$(FILLED) $(ARM_RUN) -cpu $$cpu $(ARM_TESTS)/kernels_test $(or $(SANITIZE_ARGS),100) || exit 1; \
 	done
 
-# And from PyTorch for ARM, in the same emulator: ARM_ROOT holds its Python (CONTRIBUTING.md). Tests that start processes
-# are left out, which the emulator does not follow.
+# The same from PyTorch for ARM, in the same emulator: ARM_ROOT holds its Python (CONTRIBUTING.md). Tests that start
+# processes are excluded, since the emulator does not follow them.
 ARM_ROOT ?= build/arm-root
 ARM_LIBRARY := build/arm/src/bitport/backends/cpu/libbitport_kernels.so
 ARM_FILES ?= tests/backends/test_native.py
@@ -146,7 +146,7 @@ test-arm-torch:
 	  -E PYTHONDONTWRITEBYTECODE=1 $(firstword $(wildcard $(ARM_ROOT)/usr/bin/python3.[0-9][0-9])) \
 	  -m pytest -p no:cacheprovider -p no:xdist -k "not without" $(PYTEST_ARGS) $(ARM_FILES)
 
-# The library for macOS on ARM, which nobody has run yet: that it compiles. zig comes by pip install ziglang.
+# Checks that the library compiles for macOS on ARM, where it has not been run yet. To get zig: pip install ziglang.
 MACOS_CXX ?= zig c++ -target aarch64-macos
 
 compile-macos:
@@ -157,7 +157,7 @@ compile-macos:
 sanitize-shim: $(SANITIZED)/shim_test
 	$(SANITIZE_RUN) $< $(SANITIZE_ARGS)
 
-# Steps of optimizers, whose tables Python makes: their tests with a library under the sanitizers.
+# Optimizer steps need tables made by Python, so their Python tests run with a library built with sanitizers.
 STEP_TESTS := tests/backends/test_native_optimizer_step.py
 STEP_LIBRARY := $(SANITIZED)/src/bitport/backends/cpu/libbitport_kernels.so
 
@@ -178,12 +178,12 @@ SHIM_SOURCES := $(wildcard native/kernels/*.cpp native/shim/*.cpp native/shim/te
 $(SANITIZED)/shim_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(SHIM_SOURCES))
 	$(SANITIZE_CXX) -o $@ $^
 
-# As for a library, which programs do with too: what takes minutes to compile is compiled once for both.
+# Compiled with -fPIC, as libraries need and programs allow, so that what takes minutes is compiled once for both.
 $(SANITIZED)/%.o: native/%.cpp $(wildcard native/*/*.h native/shim/tests/*.h)
 	@mkdir -p $(@D)
 	$(SANITIZE_CXX) -fPIC -fvisibility=hidden -c -o $@ $<
 
-# The page of a report is opened in a browser; where there is none, its tests are skipped, and say so.
+# Report pages are opened in a browser; without one, their tests are skipped with a message.
 browser:
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
@@ -200,7 +200,7 @@ runner: $(VENV)/.torch
 	cmake -S native/runner -B $(RUNNER) -DTORCH_LIB="$(TORCH_LIB)"
 	cmake --build $(RUNNER) --parallel
 
-# Quantizes the small model, exports it and runs it without Python: the tokens of eager mode.
+# Quantizes the small model, exports it and runs it without Python, giving the tokens of eager mode.
 demo-deploy: $(VENV)/.hf runner
 	$(BIN)/python examples/deploy.py
 
@@ -212,7 +212,7 @@ runner-tarball: runner
 	tar -C build -czf dist/$(RUNNER_NAME).tar.gz $(RUNNER_NAME)
 	@ls -l dist/$(RUNNER_NAME).tar.gz
 
-# Packages damaged in thousands of ways; MUTATE: how many, and a seed.
+# Packages corrupted in thousands of ways; MUTATE: the number of mutations, and a seed.
 MUTATE ?= 20000 0
 
 sanitize-runner:
@@ -247,33 +247,33 @@ bench: $(VENV)/.hf
 	$(BIN)/python -m bench.kv_cache --json
 	$(BIN)/python -m bench.kv_cache --page
 
-# Fails if a product is slower than bf16: a quarter of an hour on two cores, a few minutes with BENCH_ARGS=--quick;
-# --compiled compares with bf16 compiled with freezing, --isa avx2 forces an instruction set.
+# Fails if a product is slower than bf16. Takes a quarter of an hour on two cores, a few minutes with
+# BENCH_ARGS=--quick; --compiled compares with bf16 compiled with freezing, --isa avx2 forces an instruction set.
 bench-check: $(VENV)/.hf
 	$(BIN)/python -m bench.check --json $(BENCH_ARGS)
 
-# The same against other libraries, in an environment of its own; one that cannot be installed is said to be missing.
+# The same against other libraries, in a separate environment; those that cannot be installed are reported.
 bench-peers: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.products --json $(BENCH_ARGS)
 	$(PEERS_VENV)/bin/python -m bench.generate --json
 	$(PEERS_VENV)/bin/python -m bench.quantize --json
 
-# Algorithms beside their reference implementations, in the same environment.
+# Algorithms against their reference implementations, in the same environment.
 bench-algorithms: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.algorithms --json $(BENCH_ARGS)
 
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page
 
-# On a machine with a GPU, with the python that is there: PIECES="kernels tests" or others, of nine minutes each, which
-# leave what they find in build/gpu. bench/README.md says in which order.
+# On a machine with a GPU, with the python found there: PIECES="kernels tests" or others, of nine minutes each, which
+# leave their results in build/gpu. bench/README.md gives the order.
 GPU_PYTHON ?= python3
 PIECES ?= kernels
 
 gpu:
 	$(GPU_PYTHON) -m bench.gpu.pieces $(PIECES)
 
-# Afterwards, anywhere: what was measured is taken over, and the page written.
+# Afterwards, on any machine: merge the measurements and write the page.
 FROM ?= build/gpu
 
 gpu-bring: $(VENV)/.test
@@ -282,14 +282,14 @@ gpu-bring: $(VENV)/.test
 gpu-page: $(VENV)/.hf
 	$(BIN)/python -m bench.gpu.page
 
-# A program like Voxtral without Python, of two layers; BENCH_ARGS=--full for all of them (20 GB of disk, 20 of memory).
+# A Voxtral-like program without Python, with two layers; BENCH_ARGS=--full for all (20 GB of disk, 20 GB of memory).
 bench-voxtral: $(VENV)/.hf runner
 	$(BIN)/python -m bench.voxtral --json $(BENCH_ARGS)
 
 voxtral-page: $(VENV)/.hf
 	$(BIN)/python -m bench.voxtral.page
 
-# Steps beside torchao's, so in the environment of the peers; what training brings takes the longest.
+# Steps against torchao's, hence in the environment of the peers; measuring the gain from training takes the longest.
 bench-training: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.training steps --json $(BENCH_ARGS)
 	$(PEERS_VENV)/bin/python -m bench.training schemes --json
@@ -305,15 +305,15 @@ bench-vllm: $(VLLM_VENV)/.vllm
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy
 
-# Takes a quarter of an hour on two cores; ALGORITHMS_OF=int3 makes the rows of one scheme anew.
+# Takes a quarter of an hour on two cores; ALGORITHMS_OF=int3 recomputes the rows of one scheme.
 algorithms: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.algorithms models/tinylm docs/algorithms $(ALGORITHMS_OF)
 
-# docs/reference.md, from the docstrings, and docs/cli.md, from the options of the verbs.
+# docs/reference.md from the docstrings, and docs/cli.md from the options of the verbs.
 reference: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python tools/reference.py
 
-# The matrix of what was checked where: this machine's CPU is measured, or XLA's; other devices keep their last run.
+# The support matrix: measures the CPU of this machine, or XLA's; other devices keep their last results.
 support: $(VENV)/.hf
 	$(BIN)/python -m bitport.conformance --device cpu --json docs/support.json
 	$(BIN)/python -m bitport.conformance --table docs/support.json > docs/support.md
@@ -322,7 +322,7 @@ support-xla: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bitport.conformance --device jax --json docs/support.json
 	$(XLA_VENV)/bin/python -m bitport.conformance --table docs/support.json > docs/support.md
 
-# The example of a device of its own package, built from a copy, which pip may litter.
+# The example device in its own package, built from a copy, since pip may leave files behind.
 SIM := build/sim
 
 support-sim: $(VENV)/.hf
@@ -333,8 +333,8 @@ support-sim: $(VENV)/.hf
 	PYTHONPATH=$(SIM)/site $(BIN)/python -m bitport.conformance --device sim --json docs/support.json
 	$(BIN)/python -m bitport.conformance --table docs/support.json > docs/support.md
 
-# What is published: the sources, and from these alone a wheel for any Python on this platform, called after the oldest Linux
-# that it runs on. Then doctor says what the wheel has, installed by itself.
+# What is published: the sources, and a wheel built only from these for any Python on this platform, tagged with the
+# oldest Linux that it runs on. Finally the wheel is installed alone, and doctor shows what it contains.
 DIST := build/dist
 
 dist: $(VENV)/.dev
@@ -352,7 +352,7 @@ clean:
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	@echo "$(VENV) stays; remove it by hand for a fresh one"
 
-# Torch comes first and by itself, so that the choice of its build is not left to the resolver.
+# Torch is installed first and separately, so that the resolver does not choose its build.
 $(VENV)/.torch:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
@@ -363,8 +363,8 @@ $(VENV)/.hf: $(VENV)/.torch pyproject.toml $(NATIVE)
 	$(PIP) -e '.[hf]'
 	touch $@
 
-# llama-cpp-python is compiled here. g++ 12 takes the stores to the tile configuration for dead ones, and its AMX products
-# then die of an illegal instruction: hence the options.
+# llama-cpp-python is compiled here. g++ 12 treats the stores to the tile configuration as dead, so that its AMX
+# products crash with an illegal instruction: hence the options.
 $(PEERS_VENV)/.peers: bench/peers/requirements.txt bench/peers/requirements-alone.txt
 	$(MAKE) VENV=$(PEERS_VENV) $(PEERS_VENV)/.hf
 	for peer in $$(grep -v '^#' bench/peers/requirements.txt); do \
@@ -392,7 +392,7 @@ $(RUNTIMES_VENV)/.runtimes: pyproject.toml $(NATIVE)
 	$(RUNTIMES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,onnx,executorch,lm-eval]'
 	touch $@
 
-# Their torch stays the one that is there already, which llmcompressor would not have. llama-cpp-python is compiled, as above.
+# The installed torch stays, although llmcompressor does not accept it. llama-cpp-python is compiled, as above.
 $(FORMATS_VENV)/.formats: pyproject.toml tests/interop/requirements.txt $(NATIVE)
 	$(MAKE) VENV=$(FORMATS_VENV) $(FORMATS_VENV)/.test
 	$(FORMATS_VENV)/bin/python -m pip freeze | grep '^torch==' > $(FORMATS_VENV)/torch.txt
@@ -403,7 +403,7 @@ $(FORMATS_VENV)/.formats: pyproject.toml tests/interop/requirements.txt $(NATIVE
 	  || echo "not installed: llama-cpp-python; tests beside llama.cpp are skipped"
 	touch $@
 
-# What it brings for images and sounds may be built for another torch, and then nothing can be imported.
+# The image and audio packages that it installs may be built for another torch, which breaks imports.
 $(VLLM_VENV)/.vllm: pyproject.toml tests/integrations/vllm/requirements.txt $(NATIVE)
 	$(MAKE) VENV=$(VLLM_VENV) $(VLLM_VENV)/.test
 	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
