@@ -1,4 +1,4 @@
-"""How AutoRound's own settings state which layout, of another library, its files have."""
+"""AutoRound settings, which name the layout of another library that the files use."""
 
 from __future__ import annotations
 

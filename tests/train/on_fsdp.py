@@ -77,7 +77,7 @@ def check_mixed_precision_rounds_the_values_themselves(mesh: Any) -> None:
 
 
 def check_mixed_precision_trains(mesh: Any) -> None:
-    """Gradients have its dtype until they are reduced, including those of biases and norms."""
+    """Gradients have the dtype of the policy until they are reduced, including those of biases and norms."""
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Embedding(20, 64), nn.LayerNorm(64), nn.Linear(64, 131))
     prepare_(alone, {"*": "int8-dyn"})
