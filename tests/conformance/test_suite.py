@@ -1,4 +1,4 @@
-"""The suite tells a right kernel from a wrong one, and says which ran."""
+"""The conformance suite tells a right kernel from a wrong one, and says which ran."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("own_tables")
 
 
 def of_everything(name: str, scale: float = 1.0) -> Impl:
-    """A kernel for embedding that is the generic one, its result times ``scale``."""
+    """A kernel for embedding that takes every call: the generic one, its result times ``scale``."""
 
     def kernel(*args: object) -> Tensor:
         return OPS["embedding"].generic(*args) * scale
@@ -47,7 +47,8 @@ def test_the_kernel_that_ran_is_named() -> None:
 
 
 def test_kernels_that_are_not_chosen_are_tried_and_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """One that comes second is judged like the first; one that takes no sample may refuse by mistake."""
+    """A kernel of lower priority is judged like the first; one that takes no sample is reported, since it may refuse by
+    mistake."""
     op, generic = "int4pack_mm", OPS["int4pack_mm"].generic
     for name, priority, reason in (("first", 3, None), ("second", 2, None), ("shy", 1, "not today")):
         wrong = 2 if name == "second" else 1
@@ -72,7 +73,7 @@ def test_every_product_of_the_cpu_takes_a_sample(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_kernel_slightly_off_fails_where_that_is_more_than_rounding() -> None:
-    """A result off by 2^-10 has an SQNR of 60.2 dB: under the budgets of float32 and float16, over that of bfloat16
+    """A result off by 2^-10 has an SQNR of 60.2 dB: below the budgets of float32 and float16, above that of bfloat16
     (48.2 dB), whose own rounding adds to it."""
     register_kernel(of_everything("off", scale=1 + 2**-10))
     rows = [row for row in run("cpu", ["embedding"]) if row.sqnr != math.inf]
@@ -104,7 +105,7 @@ def test_a_result_of_the_wrong_size_is_a_failure() -> None:
 
 
 def test_a_result_of_another_kind_is_a_failure() -> None:
-    """Programs were traced with the shape, dtype and strides that the generic kernel's result has."""
+    """Traced programs assume the shape, dtype and strides of the generic kernel's result."""
     ways = {
         "not torch.float16": lambda y: y.float(),
         r"\[\d+\] on cpu, not": lambda y: y.reshape(-1),
@@ -234,7 +235,7 @@ class Undecided(Preferred):
     ],
 )
 def test_a_layout_in_the_making(layout: type[Plain], op: str, said: str) -> None:
-    """It is told what is wrong, and the suite goes on."""
+    """The suite reports what is wrong with an unfinished layout, and goes on."""
     register_layout(layout())
     rows = [row for row in run("cpu", [op]) if row.dtype == "bfloat16"]
     assert any(re.search(said, failure) for row in rows for failure in row.failures)
@@ -264,7 +265,7 @@ def test_samples_are_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Outside:
-    """A device of another library: two kernels, of which one rounds once more, and no scalar ids."""
+    """A device of another library: two kernels, of which one rounds once more, and no support for scalar ids."""
 
     def kernel(op: str, *args: Any) -> Tensor:
         return OPS[op].generic(*args)
@@ -283,8 +284,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Outside:
 def test_a_device_of_another_library_computes_in_every_way_it_has(elsewhere: Outside) -> None:
     rows = run("privateuseone", ["embedding"])
     assert {row.kernels for row in rows} == {("plain", "rough")}
-    assert {row.samples for row in rows} == {2 * 4}  # ids of a vector, of a matrix, many and none
-    assert {row.dtype for row in rows if row.failures} == {"float32", "float16"}  # bfloat16 is as rough
+    assert {row.samples for row in rows} == {2 * 4}  # ids as a vector, as a matrix, many and none
+    assert {row.dtype for row in rows if row.failures} == {"float32", "float16"}  # "rough" rounds to bfloat16
     assert all("dB, at least" in line for row in rows for line in row.failures)
 
 

@@ -1,4 +1,4 @@
-"""docs/support.md is what the command makes of docs/support.json, and leaves no preset out."""
+"""docs/support.md is what the command generates from docs/support.json, and it covers every preset."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_run_of_some_ops_leaves_the_others(tmp_path: Path) -> None:
 
 
 def test_a_run_without_refusals_is_read(tmp_path: Path) -> None:
-    """As it was kept before there were any."""
+    """A run stored without the field "refused", as in older files."""
     path = tmp_path / "runs.json"
     keep(path, "cpu", [row()])
     runs = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Memory of packed weights in large pages: where it lies, and that it is memory like any other."""
+"""Memory of packed weights in large pages: its alignment, and that it behaves like any other memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_whole_pages_are_asked_for_and_no_part_of_one(monkeypatch):
     assert advice == mmap.MADV_HUGEPAGE
     assert length == 2 * PAGE
     assert 0 <= start < PAGE
-    memory.fill_(1)  # advice that nobody follows changes nothing
+    memory.fill_(1)  # failed advice changes nothing
 
 
 @linux

@@ -94,7 +94,8 @@ def test_the_next_best_where_the_best_refuses() -> None:
 
 @pytest.mark.parametrize(("device", "name"), [("cuda", "tile_packed_8"), ("mps", "int4_pairs")])
 def test_a_layout_for_weights_alone_is_not_taken_for_more(device: str, name: str) -> None:
-    """Neither by a weight whose inputs are rounded, nor by experts: no kernel would take it there."""
+    """A weight-only layout is chosen neither for a weight whose inputs are rounded nor for experts: no kernel would
+    take it there."""
     wide, held = GOOD._replace(k=128), parts()
     assert preferred(torch.device(device), wide, held) == name
     assert preferred(torch.device(device), wide, held, "int8") == "plain"
@@ -104,7 +105,7 @@ def test_a_layout_for_weights_alone_is_not_taken_for_more(device: str, name: str
 
 @pytest.mark.usefixtures("own_tables")
 def test_a_layout_that_does_not_say_weight_only_is_for_all() -> None:
-    """As those are that were written before a layout could say it."""
+    """The attribute is optional: a layout without it takes every weight."""
     silent = types.SimpleNamespace(**{name: getattr(Plain(), name) for name in WHOLE})
     silent.name, silent.devices = "silent", ("cpu",)
     register_layout(silent)  # type: ignore[arg-type]
@@ -137,7 +138,7 @@ def test_a_name_is_taken_by_one_class() -> None:
 
     with pytest.raises(LayoutError, match="'plain' exists already; choose another name"):
         register_layout(Other())
-    register_layout(Plain())  # a module that is imported twice registers twice
+    register_layout(Plain())  # a module imported twice registers twice
     assert type(LAYOUTS["plain"]) is Plain
 
 
@@ -148,7 +149,7 @@ def test_the_canonical_layout_holds_everything_and_changes_nothing() -> None:
 
 
 def test_a_layout_that_lacks_something_is_refused_at_once() -> None:
-    """Not when the first tensor has been packed in it."""
+    """At registration, not when the first tensor has been packed in it."""
 
     class Half:
         name, devices = "half", ("cpu",)
@@ -158,7 +159,7 @@ def test_a_layout_that_lacks_something_is_refused_at_once() -> None:
 
 
 def test_devices_are_no_text() -> None:
-    """Of which every part would count as a device."""
+    """Every character of a string would count as a device."""
 
     class Single(Plain):
         name, devices = "single", "cuda"  # type: ignore[assignment]
@@ -169,7 +170,7 @@ def test_devices_are_no_text() -> None:
 
 
 def test_devices_are_types() -> None:
-    """No tensor on cuda:0 would ask for this one."""
+    """No tensor on cuda:0 would find this layout."""
 
     class Numbered(Plain):
         name, devices = "numbered", ("cuda:0",)

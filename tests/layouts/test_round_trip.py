@@ -18,7 +18,7 @@ WEIGHTS = [name for name, number in NUMBER_TYPES.items() if name != "float8_e8m0
 
 @st.composite
 def matrices(draw: st.DrawFn) -> tuple[Matrix, torch.dtype, str]:
-    """(matrix, dtype of its scales, kind of zero): any at all, or one of those that packed layouts are made for."""
+    """(matrix, dtype of its scales, kind of zero): arbitrary ones, or those that packed layouts are made for."""
     n = draw(st.integers(0, 20))
     family = draw(st.sampled_from(["any", "groups of int4", "channels of int8", "words"]))
     if family == "groups of int4":
@@ -41,7 +41,7 @@ def matrices(draw: st.DrawFn) -> tuple[Matrix, torch.dtype, str]:
 
 @st.composite
 def held(draw: st.DrawFn, name: str) -> tuple[Matrix, Quantized]:
-    """Parts of random bits that the layout called ``name`` can hold."""
+    """Parts of random bits that the layout ``name`` can hold."""
     batch = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
     matrix, scale_dtype, kind = draw(matrices())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
@@ -69,7 +69,7 @@ def random_parts(
 
 
 def example(*names: str) -> tuple[Matrix, Quantized] | None:
-    """One matrix with experts that all these layouts can hold."""
+    """A matrix with two experts that all these layouts can hold."""
     odd, whole = Matrix("int4", 13, 256, 1, 128), Matrix("int4", 16, 256, 1, 128)
     for matrix, kind in ((odd, "int"), (whole, "int"), (Matrix("int8", 13, 96, 1, 96), "none")):
         parts = random_parts(matrix, torch.bfloat16, kind, (2,), torch.Generator().manual_seed(0))
@@ -138,7 +138,7 @@ def test_from_any_layout_to_any_other(source: str, target: str) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_packing_works_without_data(name: str) -> None:
-    """On meta tensors: sizes of a checkpoint can be planned before it is read."""
+    """On meta tensors, so that sizes of a checkpoint can be planned before it is read."""
     found = example(name)
     assert found is not None
     matrix, parts = found
@@ -161,7 +161,7 @@ def test_rows_that_fill_up_a_tile_are_zeros() -> None:
 
 
 def test_scales_and_zeros_of_tiles() -> None:
-    """value = (code - 8) * s + z, with z = (8 - zero) * s rounded to bfloat16; the exact zero stays beside it."""
+    """value = (code - 8) * s + z, with z = (8 - zero) * s rounded to bfloat16; the exact zero is kept beside it."""
     matrix = Matrix("int4", 8, 64, 1, 32)
     scale = torch.rand(8, 2).bfloat16()
     zero = torch.randint(0, 16, (8, 2), dtype=torch.uint8)
@@ -176,7 +176,7 @@ def test_scales_and_zeros_of_tiles() -> None:
 
 
 def test_pairs_share_the_bytes() -> None:
-    """On MPS value = (code - 8) * s + z as in tiles, beside the canonical bytes."""
+    """On MPS value = (code - 8) * s + z, as in tiles, but the data is the canonical bytes, not a copy."""
     matrix = Matrix("int4", 8, 64, 1, 32)
     data, scale = torch.randint(0, 256, (8, 32), dtype=torch.uint8), torch.rand(8, 2).half()
     zero = torch.randint(0, 16, (8, 2), dtype=torch.uint8)

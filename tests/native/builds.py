@@ -17,7 +17,7 @@ LIBRARIES = Path(torch.__path__[0]) / "lib"
 
 @functools.cache
 def runner() -> Path:
-    """The folder of bitport-run, embed and mutate. Workers that run tests side by side take turns with it."""
+    """Build bitport-run, embed and mutate, and return their folder. Parallel test workers take turns by a lock."""
     if not shutil.which("cmake") or not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         pytest.skip("cmake and a C++ compiler are needed")
     folder = ROOT / "build" / "tests-runner"

@@ -18,7 +18,7 @@ CLANG = shutil.which("clang++")
 @pytest.mark.skipif(CLANG is None, reason="clang++ is needed")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_clang_takes_every_name_and_attribute(source: Path) -> None:
-    """To code, not only to syntax: what a target attribute lacks is found there."""
+    """Compiled to code, not only checked for syntax: only code generation finds what a target attribute lacks."""
     command = [CLANG, "-std=c++17", "-Werror=ignored-attributes", "-c", "-o", os.devnull, source]
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""The runner reads packages, or refuses them in words: nothing here loads torch's library."""
+"""The runner reads packages or refuses them with a reason; nothing here loads libtorch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check(programs: Path, *arguments: object) -> subprocess.CompletedProcess[str
 
 
 def refused(programs: Path, package: Path, *arguments: object) -> str:
-    """What it says; one line on stderr, and exit code 1."""
+    """The reason for a refusal: one line on stderr, with exit code 1."""
     done = check(programs, package, *(arguments or ["--check"]))
     assert (done.returncode, done.stdout) == (1, ""), done
     assert done.stderr.startswith("bitport-run: ")
@@ -61,7 +61,7 @@ def test_a_whole_package_is_read(programs: Path, entries: dict[str, bytes], tmp_
 
 
 def test_zip64_and_comments_are_read(programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:
-    """As files beyond 4 GB have it: 64-bit sizes in front of each entry, and a 64-bit end record."""
+    """As in files beyond 4 GB: 64-bit sizes in front of each entry, and a 64-bit end record."""
     path = tmp_path / "p.pt2"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, content in entries.items():
@@ -101,7 +101,7 @@ def test_weights_in_a_file_of_their_own(programs: Path, entries: dict[str, bytes
 def changed(
     entries: dict[str, bytes], change: Callable[[dict[str, Any]], object], entry: str = MANIFEST
 ) -> dict[str, bytes]:
-    """The entries with another manifest, or another list of constants."""
+    """The entries with a changed manifest, or a changed list of constants."""
     read = json.loads(entries[entry])
     change(read)
     return {**entries, entry: json.dumps(read).encode()}
@@ -161,7 +161,7 @@ def test_wrong_constants(name: str, programs: Path, entries: dict[str, bytes], t
     change, said = WRONG_CONSTANTS[name]
     synthetic.write(tmp_path / "p.pt2", changed(entries, change, synthetic.CONSTANTS))
     assert said in refused(programs, tmp_path / "p.pt2")
-    assert check(programs, tmp_path / "p.pt2", "--list").returncode == 0  # they are read with their method
+    assert check(programs, tmp_path / "p.pt2", "--list").returncode == 0  # constants are read with their method
 
 
 def with_machine(code: bytes) -> bytes:
@@ -185,7 +185,7 @@ WRONG_CODE = {
 @pytest.mark.parametrize("name", WRONG_CODE)
 @pytest.mark.parametrize("plain", [False, True], ids=["manifest", "plain"])
 def test_wrong_code(name: str, plain: bool, programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:
-    """Also where all checksums are right."""
+    """Also when all checksums are right."""
     change, said = WRONG_CODE[name]
     code = change(entries[CODE])
     right = {"size": len(code), "crc32": zlib.crc32(code)}
@@ -212,7 +212,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_wrong_weight_files(name: str, programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:
-    """Where torch alone made the package, names are all that there is to find constants by."""
+    """In a package made by torch alone, constants can only be found by name."""
     header, said = HEADERS[name]
     synthetic.write(tmp_path / "p.pt2", {CODE: entries[CODE]})
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))

@@ -1,4 +1,4 @@
-"""A quantized program in bitport-run: what eager mode gives, without Python, with its weights where they are mapped."""
+"""A quantized program in bitport-run gives the results of eager mode, without Python and with memory-mapped weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ K, N, WORDS, LENGTH = 128, 64, 50, 8
 
 
 class Reader(nn.Module):
-    """Looks words up, remembers them, and mixes all that it remembers."""
+    """Embeds ids, stores the rows in ``memory``, and applies a linear layer to all of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Reader(nn.Module):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """model.pt2, and its weights in a file of their own."""
+    """A folder with model.pt2 and its weights in a separate file."""
     made = tmp_path_factory.mktemp("packages")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_what_was_recorded_comes_out_without_python(folder: Path) -> None:
     assert any("libtorch_cpu" in name for name in found["libraries"])
     names = {Path(name).name for name in found["libraries"]}
     assert [name for name in names if "python" in name] == []
-    assert "libtorch.so" not in names  # which brings the libraries of every device that torch was built for
+    assert "libtorch.so" not in names  # it pulls in the libraries of every device that torch was built for
 
 
 def test_another_output_is_told(folder: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_another_output_is_told(folder: Path, tmp_path: Path) -> None:
 
 
 def test_whichever_nan_and_zero_are_alike(folder: Path, tmp_path: Path) -> None:
-    """Compiled code may give another NaN than eager mode, or -0 for 0: for `package` too these are what was wanted."""
+    """Compiled code may give another NaN than eager mode, or -0 for 0: the runner, like `package`, accepts both."""
     memory = torch.zeros(LENGTH, K, dtype=torch.bfloat16)
     memory[6, 3] = float("nan")
     inputs = {"input.0": torch.tensor([3, 7, 1]), "input.1": torch.tensor([0, 2, 5]), "input.2": memory}
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused(name: str, folder: Path) -> None:
 
 
 def test_other_weights(folder: Path, tmp_path: Path) -> None:
-    """Other numbers in the same places are taken; other tensors are refused before they are used."""
+    """Other numbers in the same tensors are accepted; other tensors are refused before they are used."""
     whole = (folder / "reader.weights").read_bytes()
     (tmp_path / "w.safetensors").write_bytes(whole[:-4096] + bytes(4096))
     done = run(folder, "--weights", tmp_path / "w.safetensors")

@@ -1,5 +1,5 @@
-"""How ``setup.py`` compiles the native kernels, with a compiler that only writes down how it was called; and that a
-library is not used beside other sources than its own."""
+"""How ``setup.py`` compiles the native kernels, with a fake compiler that records its arguments; and that a library is
+not used with sources other than its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """Makes one, first in PATH, that is a script."""
+    """Makes fake compilers: scripts in a folder that comes first in PATH."""
     folder = tmp_path / "programs of mine"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
@@ -91,7 +91,8 @@ def test_a_path_with_blanks_and_options(
 
 
 def test_a_library_stays_until_the_next_one_is_whole(setup: dict[str, Any], compiler: Compiler, tmp_path: Path) -> None:
-    """A build that is interrupted takes it from nobody, and a program that has it open reads on what it opened."""
+    """An interrupted build leaves the old library in place, and a program that has it open keeps reading the old
+    file."""
     library, archive = tmp_path / setup["LIBRARY"], tmp_path / setup["ARCHIVE"]
     for path in (library, archive):
         path.parent.mkdir(parents=True)
@@ -120,7 +121,7 @@ def test_after_a_failure_a_library_of_other_sources_goes(
 
 
 def test_why_there_is_no_library_is_left_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip shows nothing of an installation that went on without."""
+    """pip hides the warning of an installation that succeeded without the library."""
     environment = {**os.environ, "CXX": "no-such-compiler"}
     command = [sys.executable, SETUP, "-q", "build_py", "--build-lib", tmp_path]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -131,7 +132,8 @@ def test_why_there_is_no_library_is_left_in_its_place(tmp_path: Path, monkeypatc
 
 
 def test_a_wheel_is_of_a_platform_and_for_any_python(tmp_path: Path) -> None:
-    """Its files lie at its root. In a folder ``.data/purelib`` they are installed too, but auditwheel refuses them."""
+    """Files are at the root of the wheel. Those in ``.data/purelib`` would be installed too, but auditwheel refuses
+    them."""
     folders = ["build", "--build-base", tmp_path, "egg_info", "--egg-base", tmp_path]
     command = [sys.executable, SETUP, "-q", *folders, "bdist_wheel", "--dist-dir", tmp_path / "dist"]
     environment = {**os.environ, "CXX": "no-such-compiler"}
@@ -151,7 +153,7 @@ def test_a_library_of_other_sources_is_an_error(tmp_path: Path) -> None:
     header.write_text("one")
     kernel.write_text("two")
     compiled = fingerprint(sources)
-    for path in ("runner/main.cpp", "kernels/README.md"):  # no part of it
+    for path in ("runner/main.cpp", "kernels/README.md"):  # not part of the fingerprint
         (sources / path).write_text("three")
     native.check_sources(compiled, sources)
 

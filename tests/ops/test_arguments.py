@@ -1,4 +1,4 @@
-"""Wrong arguments: every one is refused with what was given and what is allowed, before any kernel sees it."""
+"""Wrong arguments: each is refused before any kernel sees it, with what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_groups_must_be_int32() -> None:
 
 @pytest.mark.parametrize("layout", ["tile_packed_2", "tile_packed_8", "plain_int32"])
 def test_packed_data_of_a_wrong_shape(layout: str) -> None:
-    """Sizes from a file are not trusted: 8 rows are claimed, data for 16 rows or of another layout is given."""
+    """Sizes from a file are not trusted: N = 8 is claimed, but the data has 16 rows or another layout."""
     for shape in ((2, 1, 32, 1), (1, 8), (8, 1, 1, 1)):
         parts = (torch.zeros(shape, dtype=torch.int32), torch.ones(2, 8, 2, dtype=torch.bfloat16))
         with pytest.raises((ArgumentError, LayoutError)):
@@ -227,7 +227,8 @@ def test_a_block_longer_than_its_axis_is_the_axis(length: int) -> None:
 @pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
 @pytest.mark.parametrize("name", OPS)
 def test_a_tensor_that_is_missing(name: str, gradient: bool) -> None:
-    """torch takes None for any of them. Of what embedding hands over in C++ the text alone comes back."""
+    """torch accepts None for a tensor argument. embedding's overload is left out: it runs in C++, from which only the
+    text of the error comes back."""
     op = OPS[name]
     args = next(sample for dtype in FLOATS for sample in op.samples(torch.device("cpu"), dtype)).args
     if gradient and args[0].is_floating_point():
@@ -244,6 +245,6 @@ def test_a_tensor_that_is_missing(name: str, gradient: bool) -> None:
         for run in runs if name == "embedding" else [op.overload, *runs]:
             with pytest.raises(ArgumentError, match=says):
                 run(*without)
-        if len(tensors) > 1:  # else nothing is fake
+        if len(tensors) > 1:  # otherwise no argument is fake
             with fakes, pytest.raises(ArgumentError, match=says):
                 op.overload(*faked[:at], None, *faked[at + 1 :])

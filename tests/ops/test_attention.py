@@ -1,4 +1,4 @@
-"""attention: what it refuses, what the order of tokens and heads means, and that its budget is not slack."""
+"""attention: what it refuses, the order of tokens and heads, and that its budget is not slack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def call(**changes: Any) -> Call:
-    """Two sequences of 37 tokens kept in int8 and 5 dense ones, 4 query heads on 2 of keys, 3 rows."""
+    """Two sequences of 37 int8 tokens and 5 dense ones, 4 query heads on 2 key heads, 3 query rows."""
     of = sample("small", CPU, torch.float32, "int8", "int4-g16", dense=5, first=2, causal=True)
     return Call.of(*of.args)._replace(**changes)
 
@@ -82,7 +82,8 @@ def test_no_tokens_are_refused() -> None:
 
 
 def test_tokens_stand_in_the_order_of_the_sequence() -> None:
-    """The first dense ones, the quantized ones, the other dense ones: the last row sees all, the first all but two."""
+    """First dense tokens, quantized tokens, remaining dense tokens: the last row sees all of them, the first all but
+    two."""
     of = call()
     keys = joined(of.keys, of.dense_keys, of.first, torch.float64)
     values = joined(of.values, of.dense_values, of.first, torch.float64)
@@ -112,7 +113,7 @@ def test_a_default_scale_is_that_of_the_width() -> None:
 
 
 def test_a_budget_is_not_slack() -> None:
-    """One code changed by 3 of 256 steps, of one token of 37, is noticed."""
+    """A change of 3 of 256 steps in one code of one of 37 tokens is noticed."""
     of = sample("noticed", CPU, torch.float32, "int8", "int8")
     args = Call.of(*of.args)
     for name in ("keys", "values"):

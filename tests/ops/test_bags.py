@@ -1,4 +1,4 @@
-"""F.embedding_bag over quantized tables and tables in training, against sums of float64 rows and torch's own."""
+"""F.embedding_bag over quantized tables and tables in training, against float64 sums of rows and torch's own op."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOINED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def by_hand(bag: nn.EmbeddingBag, weights: Tensor | None = None) -> Tensor:
-    """Bag by bag, in float64; one of padding alone, or of nothing, is 0."""
+    """The result bag by bag, in float64; a bag that is empty or holds only padding gives 0."""
     rows, ends = bag.weight.dequantize().double(), [*STARTS[1:].tolist(), len(IDS)]  # type: ignore[operator]
     made = []
     for start, end in zip(STARTS.tolist(), ends, strict=True):
@@ -89,7 +89,7 @@ def test_compiled_and_exported() -> None:
 
 
 def test_padding_in_bags_of_any_length() -> None:
-    """One program for all of them: torch's own way to name the padding had made a constant of the length."""
+    """One program serves all lengths: torch's own handling of padding_idx specialized on the length."""
     bag = table(padding_idx=3)
     torch.compiler.reset()
     counter = CompileCounter()
@@ -126,7 +126,7 @@ def test_what_a_table_cannot_do_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", JOINED)
 def test_tables_in_training(mode: str) -> None:
-    """Value and gradient are those of the table that it is converted to."""
+    """Value and gradient equal those of the converted table."""
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(50, 96, mode=mode, padding_idx=3)
     prepare_(bag, {"*": "int4-g32"})

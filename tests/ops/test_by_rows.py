@@ -1,4 +1,4 @@
-"""A weight some rows at a time: the same numbers as in one piece, wherever the pieces end."""
+"""A weight processed some rows at a time gives the same numbers as in one piece, wherever it is split."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_error_is_that_of_the_whole(
 def test_the_error_by_the_kernel_of_the_cpu(
     scheme: str, shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """float64 it does not take."""
+    """The native kernel does not take float64."""
     answers, distance = [], by_rows.DISTANCES["cpu"]
 
     def seen(value: torch.Tensor, weight: Weight) -> torch.Tensor | None:

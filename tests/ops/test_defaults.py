@@ -1,4 +1,5 @@
-"""No number depends on torch.set_default_dtype, and no memory on torch.set_default_device: both are the user's."""
+"""Results do not depend on torch.set_default_dtype, nor allocations on torch.set_default_device: both belong to the
+user."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
 
 
 def computed(scheme: str, value: Tensor, x: Tensor, ids: Tensor) -> list[Tensor]:
-    """Everything that is computed of a weight, by the chosen kernels and by the generic one."""
+    """Everything computed from a weight, by the chosen kernels and by the generic one."""
     results = []
     for kernel in ("", "generic"):
         with use_kernel(kernel):
@@ -63,7 +64,7 @@ def test_of_every_scheme(scheme: str, default_dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", NUMBER_TYPES)
 def test_what_native_kernels_are_told_of_codes(dtype: str, default_dtype: torch.dtype) -> None:
-    """They keep it for the life of the process."""
+    """Native kernels keep these tables for the life of the process."""
     wanted = meanings(dtype)
     torch.set_default_dtype(default_dtype)
     with torch.device("meta"):
@@ -82,7 +83,7 @@ def test_moments(name: str, default_dtype: torch.dtype) -> None:
 
 
 def test_steps_are_counted(default_dtype: torch.dtype) -> None:
-    """bfloat16 knows no 257, float16 no 2049."""
+    """bfloat16 cannot represent 257, nor float16 2049."""
     torch.set_default_dtype(default_dtype)
     param = nn.Parameter(torch.ones(4, 64, dtype=torch.float32))
     param.grad = torch.ones_like(param)
@@ -101,7 +102,7 @@ def test_a_device_is_tried(default_dtype: torch.dtype) -> None:
 
 
 def test_a_model(default_dtype: torch.dtype) -> None:
-    """As vLLM loads one: in the dtype of the model, on its device."""
+    """As vLLM loads a model: under its default dtype, on its default device."""
     model, x = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 16)), torch.randn(3, 64)
     torch.set_default_dtype(default_dtype)
     with torch.device("meta"):

@@ -1,4 +1,5 @@
-"""The gradient of an eager call, which goes past PyTorch's registered one: the same numbers, and x is not kept."""
+"""The gradient of an eager call, which bypasses the one registered with PyTorch: the same numbers, and x is not
+kept."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def leaves() -> tuple[Tensor, Tensor]:
 
 
 def registered(x: Tensor, q: QTensor, bias: Tensor) -> Tensor:
-    """The same call at the dispatcher, whose gradient torch.library holds."""
+    """The same call through the dispatcher, with the gradient that torch.library holds."""
     if q.scheme.act:
         return OPS["dyn_linear"].overload(x, *operand(q), q.scheme.act, None, bias)
     return OPS["linear"].overload(x, *operand(q), bias)
@@ -44,8 +45,8 @@ def test_gradients_are_those_of_the_op(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
 def test_gradients_against_float64(scheme: str) -> None:
-    """Rounding of the input passes the gradient through, so both schemes have that of the dense weight: a float32 sum
-    of N products, each off by at most N * 2^-24 of the sum of magnitudes."""
+    """Rounding of the input passes the gradient through, so both schemes have the dense weight's gradient: a float32
+    sum of N products, off by at most N * 2^-24 of the sum of magnitudes."""
     q, (x, bias) = weight(scheme), leaves()
     grad = torch.randn(2, 3, N)
     grad_x, grad_bias = torch.autograd.grad(F.linear(x, q, bias), (x, bias), grad)
@@ -58,7 +59,7 @@ def test_gradients_against_float64(scheme: str) -> None:
 @pytest.mark.parametrize("product", [F.linear, registered], ids=["eager", "op"])
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
 def test_a_bias_of_another_dtype(product: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """Summed in float32, and rounded once if its own dtype is narrower."""
+    """The bias gradient is summed in float32, and rounded once if the bias has a narrower dtype."""
     rows, grad = torch.randn(64, K, dtype=dtypes[0]), torch.randn(64, N, dtype=dtypes[0])
     bias = torch.randn(N, dtype=dtypes[1], requires_grad=True)
     product(rows, weight("int8"), bias).backward(grad)
@@ -76,7 +77,7 @@ def test_only_what_is_wanted_gets_a_gradient(wanted: str) -> None:
 
 
 def test_second_derivative() -> None:
-    """y = W x: the gradient of |y|^2 is 2 W^T W x, whose sum has the gradient 2 W^T W 1."""
+    """y = W x: the gradient of |y|^2 is 2 W^T W x, and the gradient of its sum is 2 W^T W 1."""
     q, (x, _) = weight("int8"), leaves()
     first = torch.autograd.grad(F.linear(x, q).square().sum(), x, create_graph=True)[0]
     second = torch.autograd.grad(first.sum(), x)[0]
@@ -96,8 +97,8 @@ def test_the_input_is_not_kept() -> None:
 @pytest.mark.parametrize("scheme", ["int8", "int4-g32", "int8-dyn", "fp8-row", "nf4"])
 @pytest.mark.parametrize("through", [F.linear, registered])
 def test_results_may_be_written_into(scheme: str, through: Any) -> None:
-    """By nn.ReLU(inplace=True) behind a layer, whatever kernel runs: also where rows of the input lie apart, of which
-    F.linear makes a view, and autograd lets nobody write into a view that a Function returns."""
+    """In-place ops such as nn.ReLU(inplace=True) work on the result of any kernel. Also for non-contiguous inputs,
+    where F.linear returns a view: autograd forbids in-place writes to a view that a Function returns."""
     q, (x, bias) = weight(scheme), leaves()
     for given in (x, x.transpose(0, 1), x[:1, :1]):
         right = F.relu(through(given, q, bias))

@@ -1,4 +1,4 @@
-"""PyTorch's flop counter counts quantized products as it counts those of the float model."""
+"""PyTorch's flop counter counts quantized products like those of the float model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def counted(model: nn.Module, x: torch.Tensor, *, backward: bool = False) -> int
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "and backward"])
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8-row", "nvfp4"])
 def test_a_model_counts_like_its_floats(scheme: str, backward: bool) -> None:
-    """The forward pass counted as nothing."""
+    """Forward, backward and fused products count; without a formula they count as 0."""
     model, x = nn.Sequential(nn.Linear(96, 128), nn.GELU(), nn.Linear(128, 64)), torch.randn(2, 5, 96)
     bitport.quantize_(model, scheme)
     floats = bitport.dequantize_(copy.deepcopy(model))

@@ -1,6 +1,6 @@
 """Gradients of the input and the bias, against autograd through the float64 value of the weight.
 
-Rounding of the input passes the gradient straight through, so the judge differentiates the product alone.
+Rounding of the input passes the gradient straight through, so the reference differentiates the product alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cases(name: str, dtype: torch.dtype) -> list[Sample]:
 
 
 def gradients(op: Op, sample: Sample) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """(of the input, of the bias, the incoming one) with a random incoming gradient."""
+    """(gradient of the input, gradient of the bias, incoming gradient), where the incoming one is random."""
     args = list(sample.args)
     leaves = [0] + ([op.bias_at] if op.bias_at is not None and args[op.bias_at] is not None else [])
     for at in leaves:
@@ -43,8 +43,8 @@ def gradients(op: Op, sample: Sample) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def same_scale_budget(dtype: torch.dtype) -> float:
-    """With one scale for all, equal codes are rounded alike, so the weight's errors are not random: each may be the
-    largest, 2^-p. The result's is as in product_budget."""
+    """The budget with one scale for all: equal codes are rounded alike, so the weight's errors are not random, and each
+    may be the largest, 2^-p. The rounding of the result is as in product_budget."""
     return rounding_budget(dtype) - 10 * math.log10(1 + 0.72**2 / 3)
 
 
@@ -97,7 +97,7 @@ def test_only_what_is_asked_for_is_computed() -> None:
 
 
 def test_a_second_derivative() -> None:
-    """y^2 of a linear y: its second derivative is 2 W^T W."""
+    """The second derivative of |y|^2 with linear y is 2 W^T W."""
     from bitport.schemes import preset
     from bitport.tensor import quantize_tensor
 
@@ -110,7 +110,7 @@ def test_a_second_derivative() -> None:
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
 def test_function_transforms_of_experts(scheme: str) -> None:
-    """The view is made inside, as transformers does."""
+    """The transposed view is made inside the transformed function, as transformers does."""
     from bitport.tensor import quantize_tensor
 
     weight, offs = quantize_tensor(torch.randn(3, 32, 64), scheme), torch.tensor([2, 2, 5], dtype=torch.int32)
@@ -120,4 +120,4 @@ def test_function_transforms_of_experts(scheme: str) -> None:
         return F.grouped_mm(z, weight.mT, offs=offs).square().sum()
 
     one, (other,) = torch.func.grad(loss)(x.detach()), torch.autograd.grad(loss(x), x)
-    torch.testing.assert_close(one, other, rtol=64 * 2**-23, atol=1e-5)  # two sums of 64 products, in another order
+    torch.testing.assert_close(one, other, rtol=64 * 2**-23, atol=1e-5)  # two sums of 64 products in different order

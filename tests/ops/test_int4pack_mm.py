@@ -18,7 +18,7 @@ ORDER = (7, 5, 3, 1, 6, 4, 2, 0)
 
 
 def words_from_the_contract(codes: Tensor, inner: int) -> Tensor:
-    """[N, K] to [N/8, K/(16 inner), 32, inner/2], lane by lane."""
+    """Pack [N, K] to [N/8, K/(16 inner), 32, inner/2], lane by lane."""
     n, k = codes.shape
     packed = torch.zeros(n // 8, k // (16 * inner), 32, inner // 2, dtype=torch.int64)
     for tile in range(n // 8):

@@ -1,6 +1,6 @@
-"""quantized_matmul has the semantics of torch_xla's op of that name, and computes what that one refuses.
+"""quantized_matmul has the semantics of torch_xla's op of that name, and also computes cases which that one refuses.
 
-The judge is an element-by-element float64 sum in Python; shapes and tolerances of the cases at the end are those of
+The reference is an element-by-element float64 sum in Python; shapes and tolerances of the cases at the end are those of
 torch_xla's own tests.
 """
 
@@ -40,7 +40,7 @@ def cosine(one: Tensor, other: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Each row to int8, symmetric, scale amax / 127, half to even; float64."""
+    """Each row rounded to int8 in float64: symmetric, scale amax / 127, half to even."""
     scale = (x.float().abs().amax(-1, keepdim=True) / 127).double()
     return torch.where(scale > 0, (x.double() / scale).round() * scale, 0.0)
 
@@ -63,7 +63,7 @@ def test_every_row_of_the_table(block: int, asym: bool, int4: bool, act: bool) -
 
 
 def test_the_zero_point_is_in_units_of_the_result() -> None:
-    """(q - z) * s is computed by passing z * s, and not by passing z."""
+    """(q - z) * s is computed by passing z * s, not z."""
     w, s, z = torch.randint(-8, 8, (8, 6)).to(torch.int8), torch.rand(8) + 0.5, torch.randint(1, 4, (8,))
     x = torch.randn(3, 6)
     wanted = x.double() @ ((w.double() - z[:, None]) * s.double()[:, None]).T

@@ -1,4 +1,4 @@
-"""The judge itself, against ml_dtypes and against bits taken from Python's big integers."""
+"""The reference itself, against ml_dtypes and against bits taken from Python's big integers."""
 
 from __future__ import annotations
 

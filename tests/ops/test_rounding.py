@@ -1,6 +1,6 @@
-"""quantize and quantize_input give the nearest numbers: every other code of the block is at least as far away.
+"""quantize and quantize_input round to nearest: every other code of the block is at least as far away.
 
-The samples of these ops are their own expectation, so here the judge is a search over all codes in float64.
+The samples of these ops are their own expectation, so the reference here is a search over all codes in float64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def distances(x: Tensor, parts: Quantized, fmt: Format) -> tuple[Tensor, Tensor,
 
 
 def assert_nearest(x: Tensor, parts: Quantized, fmt: Format) -> None:
-    """Up to the rounding of x / scale to float32, which may move a tie: 2^-23 of the value, in steps of the type."""
+    """Nearest up to the rounding of x / scale to float32, which may move a tie: 2^-23 of the value, in steps of the
+    type."""
     mine, best, scale = distances(x, parts, fmt)
     assert bool((mine <= best + x.double().abs() * 2**-22 + scale * 2**-22).all())
 

@@ -1,4 +1,4 @@
-"""Every op, on every one of its samples, against the float64 judge, within the budget derived for it."""
+"""Every op on every one of its samples, against the float64 reference and within the budget derived for it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_generic_overload_is_the_generic_kernel(op: Op, dtype: torch.dtype) 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_the_fake_kernel_tells_the_truth(op: Op, dtype: torch.dtype) -> None:
-    """Shape, dtype and contiguity on meta tensors are those of the result."""
+    """Shape, dtype and contiguity on meta tensors equal those of the real result."""
     for sample in op.samples(CPU, dtype):
         real = op.overload(*sample.args)
         fake = op.overload(*(arg.to("meta") if isinstance(arg, Tensor) else arg for arg in sample.args))
@@ -62,7 +62,7 @@ def test_the_fake_kernel_tells_the_truth(op: Op, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_an_op_computes_in_its_own_dtypes_under_autocast(op: Op) -> None:
-    """Which has cast its input before: products within a kernel are not to round their factors once more."""
+    """Autocast has cast the input before the op: products within a kernel must not round their factors again."""
     for sample in itertools.islice(op.samples(CPU, torch.float32), 12):
         wanted = op.overload(*sample.args)
         with torch.autocast("cpu", torch.bfloat16):
@@ -96,7 +96,7 @@ def test_the_samples_hold_every_granularity_and_zero() -> None:
 
 @pytest.mark.parametrize("op", ["linear", "dyn_linear"])
 def test_a_budget_is_not_slack(op: str) -> None:
-    """One column of the input doubled, or one weight code changed, is noticed."""
+    """One changed byte of codes is noticed."""
     for sample in OPS[op].samples(CPU, torch.float32):
         if not sample.name.endswith("-rows"):
             continue
@@ -112,7 +112,7 @@ def without(at: int, value: Any = None) -> Callable[..., Any]:
 
 
 def spoilt(when: Callable[..., Any], at: int = 0) -> Callable[..., Any]:
-    """One of the parts is wrong where ``when`` holds of the arguments."""
+    """A kernel whose result (part ``at`` of it) is wrong where ``when`` holds of the arguments."""
 
     def kernel(run: Callable[..., Any], *args: Any) -> Any:
         result = run(*args)

@@ -1,4 +1,4 @@
-"""The choice among a device's kernels: priority, refusals, force, and that decide() tells what runs."""
+"""Kernel selection on a device: priority, refusals, forcing, and that decide() names the kernel that runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HIGH = 1_000_000
 
 @pytest.fixture
 def add(own_tables: None) -> Callable[..., None]:
-    """Register a kernel of linear on the CPU that gives a constant, so that a result tells who made it."""
+    """Register a CPU kernel of linear that returns a constant, so that a result shows which kernel ran."""
 
     def register(name: str, gives: float, priority: int = HIGH, refuses: str | None = None, op: str = "linear") -> None:
         def run(x: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_the_highest_priority_runs(add: Callable[..., None]) -> None:
 
 
 def test_a_kernel_that_comes_as_another_goes_is_seen() -> None:
-    """F.linear keeps in mind who has a kernel at the dispatcher; counting registrations would miss this one."""
+    """F.linear caches which ops have a kernel at the dispatcher; counting registrations would miss this change."""
     x, weight = torch.randn(3, 64), quantize_tensor(torch.randn(8, 64), preset("int8-dyn"))
     for op, expected in (("linear", None), ("dyn_linear", 7.0)):
         library = torch.library.Library("bitport", "IMPL")
@@ -119,7 +119,7 @@ def test_a_name_is_taken_once_per_op_and_device(add: Callable[..., None]) -> Non
 
 
 def test_a_kernel_of_an_op_that_does_not_exist_is_refused() -> None:
-    """It would never run, without a word."""
+    """It would silently never run."""
     with pytest.raises(KernelError, match=r"'mine' is for 'liner', and there is no such op: .*, linear, "):
         register_kernel(Impl("liner", "mine", "cpu", OPS["linear"].generic, lambda *args: None))
     assert ("liner", "cpu") not in IMPLS
@@ -127,7 +127,8 @@ def test_a_kernel_of_an_op_that_does_not_exist_is_refused() -> None:
 
 @pytest.mark.parametrize("answer", [True, False, ""])
 def test_supports_answers_in_words(answer: Any, add: Callable[..., None]) -> None:
-    """Wherever it is asked: a kernel that says True would never run, one that says False would where it is forced."""
+    """Wherever supports() is asked: a kernel that says True would never run, one that says False would run when
+    forced."""
     args = arguments()
     add("mine", 1.0, refuses=answer)
     said = f"'mine' has answered {answer!r}.*None where the kernel takes the call"
@@ -142,7 +143,7 @@ def test_supports_answers_in_words(answer: Any, add: Callable[..., None]) -> Non
 @pytest.mark.parametrize("op", ["linear", STEP])
 def test_a_predicate_that_raises_is_named(op: str) -> None:
     def supports(*args: Any) -> str | None:
-        return args[-1].dtype  # of a bias that is None
+        return args[-1].dtype  # the bias, which is None
 
     register_kernel(Impl(op, "mine", "cpu", OPS["linear"].generic, supports, HIGH))
     args = arguments()
@@ -171,7 +172,7 @@ def test_a_kernel_at_the_dispatcher_has_no_name_to_force_it_by() -> None:
 
 
 def test_a_device_is_a_type() -> None:
-    """A kernel of cpu:0 would never be asked."""
+    """A kernel for cpu:0 would never be asked."""
     with pytest.raises(KernelError, match="'mine' is for 'cpu:0': device is a type, 'cpu'"):
         register_kernel(Impl("linear", "mine", "cpu:0", OPS["linear"].generic, lambda *args: None))
     assert ("linear", "cpu:0") not in IMPLS
@@ -241,7 +242,7 @@ def test_a_forced_kernel_that_does_not_exist_is_an_error(add: Callable[..., None
 
 
 def test_an_op_that_is_not_forced_chooses_as_ever(add: Callable[..., None]) -> None:
-    """Forcing one op says nothing about the others."""
+    """Forcing one op does not affect the others."""
     add("mine", 5.0)
     with use_kernel("dyn_linear=generic"):
         assert who(arguments()) == 5.0
@@ -316,6 +317,6 @@ def test_an_unknown_op_in_the_environment_is_an_error() -> None:
 
 @pytest.mark.parametrize("setting", ["linaer=generic", "linear=", "="])
 def test_a_misspelt_setting_is_an_error(setting: str) -> None:
-    """An op that does not exist would force nothing, in silence."""
+    """An unknown op would silently force nothing."""
     with pytest.raises(KernelError, match="linear"), use_kernel(setting):
         pass

@@ -20,7 +20,7 @@ PICKED = ("rows", "batch", "matrix", "uneven", "rest")
 
 
 def picked(op: Op, count: int) -> list[Sample]:
-    """A few samples that differ in scheme and kind of input, none of them empty."""
+    """A few non-empty samples that differ in scheme and kind of input."""
     dtype = torch.bfloat16
     full = [s for s in op.samples(CPU, dtype) if s.args[0].numel()]
     chosen = [s for s in full if s.name.split("-")[-1] in PICKED] or full
@@ -43,7 +43,7 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_
 
 
 def comparable(args: tuple[Any, ...]) -> bool:
-    """torch's test_schema compares the inputs before and after with allclose, which no float8 has."""
+    """torch's test_schema compares inputs before and after with allclose, which float8 does not have."""
     return not any(isinstance(arg, Tensor) and arg.is_floating_point() and arg.dtype.itemsize == 1 for arg in args)
 
 
@@ -123,7 +123,7 @@ def test_every_op_has_a_decomposition() -> None:
 
 @pytest.mark.parametrize("name", ["grouped_linear", "dyn_grouped_linear"])
 def test_the_traced_form_of_a_grouped_product_equals_the_generic_one(name: str) -> None:
-    """The generic kernel looks at the data, its decomposition must not."""
+    """The generic kernel reads the data, its decomposition must not."""
     op = OPS[name]
     assert op.decomposition is not None
     for sample in itertools.islice(op.samples(CPU, torch.float32), 9):
@@ -138,13 +138,13 @@ def test_vmap_over_the_input(name: str, dim: int) -> None:
     rest = sample.args[1:]
     wanted = torch.stack([op.overload(row, *rest) for row in x.unbind(dim)])
     mapped = torch.vmap(lambda row: op.overload(row, *rest), in_dims=dim)(x)
-    # Of another number of rows the same sums of K products may be taken in another order.
+    # With another number of rows the same sums of K products may be added in another order.
     allowed = x.shape[-1] * torch.finfo(x.dtype).eps * float(wanted.abs().max())
     torch.testing.assert_close(mapped, wanted, rtol=0, atol=allowed)
 
 
 def test_vmap_over_ids(capfd: pytest.CaptureFixture[str]) -> None:
-    """In one call: torch warns where it makes one of each."""
+    """In one call: torch warns when it falls back to a loop over the batch."""
     table = quantize_tensor(torch.randn(50, 64), preset("int4-g32"))
     ids = torch.arange(24).reshape(2, 3, 4)
     for dim in (0, 2):
