@@ -1,4 +1,4 @@
-"""The store: a growing tensor of quantized tokens holds what quantizing them at once gives, however they came in."""
+"""The key-value store: appending tokens in pieces of any size gives what quantizing them all at once gives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def held(store: KeyValueStore) -> tuple[Tensor, Tensor]:
 
 
 def kept(x: Tensor, fmt: Format, first: int, quantized: int) -> Tensor:
-    """What a store should hold of the tokens x."""
+    """The values that a store should hold for tokens x."""
     value = x.float().clone()
     value[:, :, first : first + quantized] = quantize_dequantize(x[:, :, first : first + quantized], fmt)
     return value.to(x.dtype)
@@ -77,7 +77,7 @@ def test_the_steps_make_no_difference(name: str, steps: tuple[int, ...]) -> None
 
 
 def test_keys_and_values_of_one_shape_are_quantized_alike() -> None:
-    """They are then rounded by one call."""
+    """Keys and values of the same shape are rounded by one call."""
     store = KeyValueStore("int4-g32")
     store.append(tokens(), tokens(seed=1))
     fmt = cache_format("int4-g32").keys
@@ -111,7 +111,7 @@ def test_a_crop_leaves_the_tokens_before_it(name: str, left: int) -> None:
 
 
 def test_a_crop_makes_floats_of_what_it_cuts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the store: guesses are taken back at every step."""
+    """Only the cut blocks are dequantized, however long the store: speculative decoding crops at every step."""
     store, made = filled("int2-b8x1:int2-g16", TOKENS), []
     whole = Weight.dense
     monkeypatch.setattr(Weight, "dense", lambda weight, dtype: (made.append(weight.n), whole(weight, dtype))[1])
@@ -164,7 +164,7 @@ def test_a_copy_is_a_store_of_its_own() -> None:
 @pytest.mark.parametrize("change", ["none", "select", "repeat", "to"])
 @pytest.mark.parametrize("name", ["int8", "fp8-wo", "int2-b8x1:int2-g16+first4+last5"])
 def test_a_store_of_inference_mode_is_one_outside_of_it(name: str, change: str) -> None:
-    """Tokens are appended, and gradients of queries may be taken."""
+    """Outside it, tokens can be appended, and gradients of queries computed."""
     how = {"select": torch.arange(2), "repeat": 1, "to": "cpu"}
     with torch.inference_mode():
         store = filled(name, TOKENS)
@@ -177,7 +177,7 @@ def test_a_store_of_inference_mode_is_one_outside_of_it(name: str, change: str) 
 
 
 def test_appending_copies_each_row_a_few_times_at_most() -> None:
-    """n rows copied when memory grew to 1.25 n, n / 1.25 before that, and so on: 5 n in all."""
+    """n rows are copied when memory grows to 1.25 n, n / 1.25 before that, and so on: 5 n in all."""
     rows, copied = Rows(torch.empty(1, 1, 0, 8)), 0
     for _ in range(5000):
         before = rows.buffer

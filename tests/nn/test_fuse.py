@@ -1,4 +1,4 @@
-"""Which products and activations are fused, what stays as it was, and that the numbers are those of float64."""
+"""Which products and activations are fused, what is left unchanged, and that the numbers are those of float64."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Plain(nn.Module):
 
 
 class Looks(Plain):
-    """At its values."""
+    """Branches on the values of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.sum() > 0 else x
 
 
 class Twice(Plain):
-    """Uses what the activation took."""
+    """Uses the input of the activation a second time."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc1(x)
@@ -89,7 +89,7 @@ def model(kind: nn.Module, scheme: str = "int4-g32") -> nn.Module:
     ids=["gated", "gated-bias", "gelu", "gelu-tanh"],
 )
 def test_fused_is_nearer_to_the_truth(kind: nn.Module, what: str, scheme: str) -> None:
-    """One rounding in place of two or three: the error, over 96 x 7 results, is no larger."""
+    """One rounding instead of two or three: the error over 96 x 7 results is no larger."""
     whole, x = model(copy.deepcopy(kind), scheme), torch.randn(7, 64).bfloat16()
     keys = list(whole.state_dict())
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_fused_is_nearer_to_the_truth(kind: nn.Module, what: str, scheme: str) -
     assert list(whole.state_dict()) == keys
     assert type(whole["mlp"]) is type(kind)
     exact = bp.dequantize_(copy.deepcopy(whole), torch.float64).double()["mlp"](x.double())
-    if scheme == "int4-g32":  # a rounding of inputs in between turns small differences into steps
+    if scheme == "int4-g32":  # rounding the inputs of the next product turns small differences into steps
         assert float(sqnr(exact, fused)) > float(sqnr(exact, apart)) - 0.5
     assert float(sqnr(apart, fused)) > APART[scheme]
 
@@ -135,7 +135,7 @@ def test_what_comes_later_is_called() -> None:
     hook.remove()
 
     class Adapted(nn.Module):
-        """As adapters are put around a layer, with its weight for those that look for one."""
+        """A wrapper such as adapters use, which exposes the weight of its layer."""
 
         weight, bias = fc1.weight, fc1.bias
 
@@ -189,7 +189,7 @@ def test_gradients_and_tracing() -> None:
 
 
 def test_a_factor_of_another_shape_or_dtype() -> None:
-    """As the operators do it: broadcast and promoted."""
+    """Broadcast and type promotion work as in the unfused operators."""
     weight = bp.quantize_tensor(torch.randn(96, 64).bfloat16(), bp.preset("int4-g32"))
     x = torch.randn(3, 64).bfloat16()
     for times in (torch.randn(96).bfloat16(), torch.randn(3, 96)):

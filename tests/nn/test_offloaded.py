@@ -1,4 +1,4 @@
-"""What accelerate has offloaded cannot be changed: its hooks would bring back the weights as they were."""
+"""Models that accelerate has offloaded are refused: its hooks would bring back the old weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUANTIZED: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.mark.parametrize("verb", [*FLOATS, *QUANTIZED])
 def test_an_offloaded_model_is_refused(verb: str) -> None:
-    """quantize_ reported int4, and the model computed with its floats."""
+    """Otherwise quantize_ would report int4, and the model compute with its floats."""
     model = model_of()
     if verb in QUANTIZED:
         bitport.quantize_(model, "int4")

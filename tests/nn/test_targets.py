@@ -1,4 +1,4 @@
-"""Which weights of a model are found, under which name and kind: nothing with a matrix is passed over."""
+"""Which weights of a model are found, with which name and kind: no weight matrix is skipped."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_experts_that_lie_transposed(transposed: bool) -> None:
 def test_shapes_tell_how_experts_lie(
     gate_up: tuple[int, ...], down: tuple[int, ...], transposed: bool, said: bool | None
 ) -> None:
-    """Those of Llama 4 lie as [experts, K, N], and its modules do not say so."""
+    """Experts of Llama 4 are stored as [experts, K, N], and its modules do not say so."""
     model = Experts()
     model.gate_up, model.down = nn.Parameter(torch.randn(gate_up)), nn.Parameter(torch.randn(down))
     if said is None:
@@ -105,7 +105,7 @@ def test_shapes_tell_how_experts_lie(
 
 
 def test_stacks_that_are_no_pair_lie_as_they_do_in_linear_layers() -> None:
-    """Gate, up and down apart, of every width that might be taken for another."""
+    """Gate, up and down separate or in pairs, with widths that could be mistaken for each other."""
     for hidden, width in ((8, 8), (8, 16), (16, 8), (8, 4), (8, 32)):
         assert not lie_transposed([(3, width, hidden), (3, width, hidden), (3, hidden, width)])
         assert not lie_transposed([(3, 2 * width, hidden), (3, hidden, width)])
@@ -124,7 +124,7 @@ def test_subclasses_are_what_they_derive_from() -> None:
 
 
 def test_routers_are_no_linear_layers() -> None:
-    """As in files, which do not say what module a matrix is of."""
+    """Told by name and shape, as in files, which do not record module types."""
     model = nn.ModuleDict({"router": nn.Linear(32, 4), "gate": nn.Linear(32, 64), "proj": nn.Linear(32, 4)})
     assert {target.module: target.kind for target in find_targets(model)} == {
         "router": "other",

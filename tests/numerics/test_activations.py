@@ -5,7 +5,7 @@ from bitport.numerics import ACTIVATIONS, dequantize, fake_quantize, quantize_ro
 
 # Least SQNR in dB of normal values, 4096 a row.
 # int8     step = amax/127 with amax < 5.5 deviations, noise step^2/12: 20 log10(127 sqrt(12) / 5.5)
-# fp8      e4m3 is off by at most 1/16 of each value above 2^-6, smaller ones do not count: 20 log10(16)
+# fp8      e4m3 is off by at most 1/16 of each value above 2^-6, smaller ones are negligible: 20 log10(16)
 #          e5m2 by at most 1/8: 20 log10(8)
 # mxfp8    "floor" clips values up to 512 to 448, off by up to 1/8: 20 log10(8)
 # mx/nvfp4 e2m1 is off by at most 1/4 of a value, or of the scale s where that is larger, and s is below half a

@@ -28,11 +28,11 @@ SHAPE = (2, 19, 50)  # short blocks at both edges
 
 def sample(shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return (x + 0.3).to(dtype)  # off centre, so that a zero point has something to do
+    return (x + 0.3).to(dtype)  # off centre, so that a zero point matters
 
 
 def float64_value(q: Quantized, fmt: Format, n: int, k: int) -> torch.Tensor:
-    """The definition of the stored parts, in float64."""
+    """The value of the stored parts by definition, in float64."""
     codes = unpack_bits(q.data, fmt.number.bits, k).double()
     zero = fmt.number.midpoint if q.zero is None else expand(q.zero.double(), fmt.block, n, k)
     return (codes - zero) * expand(q.scale.double(), fmt.block, n, k)
@@ -43,10 +43,10 @@ def float64_value(q: Quantized, fmt: Format, n: int, k: int) -> torch.Tensor:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.parametrize("dtype", INTS)
 def test_integers_within_half_a_step(dtype: str, block: tuple[int, int], zero: str, scale: str) -> None:
-    """|x - value| <= scale/2 from rounding the code. At the ends of the range the code clips by as much as the stored
-    scale is off, times the steps: half an ulp, eps/2 of the scale or half the smallest value of its dtype; a float zero
-    point of that dtype adds as much again. Float32 arithmetic (division, sum, difference, product) adds four half-eps
-    of numbers up to `steps`."""
+    """|x - value| <= scale/2 from rounding the code. At the ends of the range, clipping adds the error of the stored
+    scale times the steps: half an ulp, eps/2 of the scale or half the smallest value of its dtype; a float zero point
+    of that dtype adds as much again. Float32 arithmetic (division, sum, difference, product) adds four half-eps of
+    numbers up to `steps`."""
     fmt = Format(dtype=dtype, block=block, zero=zero, scale=scale)
     x = sample()
     q = quantize(x, fmt)
@@ -63,8 +63,8 @@ def test_integers_within_half_a_step(dtype: str, block: tuple[int, int], zero: s
 @pytest.mark.parametrize("zero", ["none", "int"])
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_sqnr_of_uniform_noise(bits: int, zero: str) -> None:
-    """Power 1/3 against step^2/12 with step = 2/levels: 20 log10(levels), about 6.02 dB a bit. With 300,000 samples the
-    noise power is known to sqrt(4/5/n) = 0.16 %, so 5 deviations are 0.04 dB."""
+    """Power 1/3 against step^2/12 with step = 2/levels: 20 log10(levels), about 6.02 dB per bit. With 300,000 samples
+    the noise power is known to sqrt(4/5/n) = 0.16 %, so 5 deviations are 0.04 dB."""
     x = torch.rand(1, 300_000, generator=torch.Generator().manual_seed(0)) * 2 - 1
     fmt = Format(dtype=f"int{bits}", zero=zero)
     levels = 2 * fmt.number.max if zero == "none" else fmt.number.qmax
@@ -121,7 +121,7 @@ def test_nf4_against_the_codebook() -> None:
 
 @pytest.mark.parametrize("dtype", [name for name in NUMBER_TYPES if name != "float8_e8m0"])
 def test_quantizing_its_own_values_changes_nothing(dtype: str) -> None:
-    """With the scale given, every value of a format is one of its points: a second pass gives the same codes."""
+    """With the scale given, dequantized values are exactly representable: a second pass gives the same codes."""
     fmt = Format(dtype=dtype, block=(1, 16), scale="bfloat16")
     q = quantize(sample(), fmt)
     again = quantize(dequantize(q, fmt, *SHAPE[1:]), fmt, scale=q.scale)
@@ -193,7 +193,7 @@ def test_rounding_modes_reach_the_codes(mode: Rounding) -> None:
 
 @pytest.mark.parametrize("dtype", ["int4", "int1", "float4_e2m1", "float8_e4m3"])
 def test_stochastic_rounding_is_unbiased(dtype: str) -> None:
-    """The mean of n rounded copies; one copy is off by at most a step, so its deviation is at most half of one."""
+    """The mean of n rounded copies: each is off by at most a step, so its deviation is at most half a step."""
     n, fmt = 4000, Format(dtype=dtype, block=(1, 5))  # 16 elements: short blocks carry their random bits too
     x = sample((1, 16))
     q = quantize(x.expand(n, 16), fmt, rounding="stochastic", generator=torch.Generator().manual_seed(0))
@@ -230,7 +230,7 @@ def test_empty_and_single(fmt: Format, block: tuple[int, int], shape: tuple[int,
     x = torch.ones(shape)
     q = quantize(x, fmt)
     assert q.scale.shape[-2:] == fmt.scale_shape(*shape[-2:])
-    # ones are the largest of their block, so they come back to float32 rounding; e8m0 holds them exactly
+    # ones are the largest of their block, so they survive up to float32 rounding; e8m0 holds them exactly
     n, k = shape[-2:]
     torch.testing.assert_close(dequantize(q, fmt, n, k), x, rtol=2.0**-22, atol=0)
 

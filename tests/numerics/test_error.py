@@ -21,7 +21,7 @@ def test_ends() -> None:
 
 
 def test_computed_in_float64() -> None:
-    """In float32 the square of 1e30 is infinite; and an error of 2^-30 must be seen."""
+    """In float32 the square of 1e30 overflows, and an error of 2^-30 would be lost."""
     assert sqnr(torch.tensor([1e30]), torch.tensor([0.9e30])).item() == pytest.approx(20, abs=1e-4)
     one = torch.ones(1, dtype=torch.float64)
     assert sqnr(one, one + 2.0**-30).item() == pytest.approx(20 * 30 * math.log10(2), abs=1e-6)

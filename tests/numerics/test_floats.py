@@ -24,7 +24,7 @@ def all_bits(dtype: torch.dtype) -> torch.Tensor:
 
 
 def random_float32() -> torch.Tensor:
-    """Random bit patterns, half of them moved into the small types' range, and float32's own subnormals."""
+    """Random bit patterns, the same moved into the range of the small types, and float32 subnormals."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 32, 300_000, dtype=np.uint64).astype(np.uint32)
     near = (bits & 0x81FFFFFF) | (rng.integers(56, 72, bits.size).astype(np.uint32) << 25)
@@ -55,7 +55,7 @@ def judge(x: torch.Tensor, name: str, saturate: bool) -> np.ndarray:
     number, values = number_type(name), x.to(torch.float32).numpy()
     if saturate:
         values = np.clip(values, -number.max, number.max)
-    with np.errstate(over="ignore", invalid="ignore"):  # narrowing is what is being judged
+    with np.errstate(over="ignore", invalid="ignore"):  # narrowing is under test
         return values.astype(SIGNED[name]).view(np.uint8)
 
 
@@ -65,14 +65,15 @@ def test_decode_all_codes(name: str) -> None:
     expected = codes.view(SIGNED.get(name, E8M0)).astype(np.float32)
     value = decode(torch.from_numpy(codes), name).numpy()
     np.testing.assert_array_equal(value, expected)
-    np.testing.assert_array_equal(np.signbit(value), np.signbit(expected))  # -0 apart from 0
+    np.testing.assert_array_equal(np.signbit(value), np.signbit(expected))  # -0 differs from 0
 
 
 @pytest.mark.parametrize("saturate", [True, False], ids=["saturate", "overflow"])
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("name", SIGNED)
 def test_encode_against_ml_dtypes(name: str, inputs: str, saturate: bool) -> None:
-    """NaN apart: its payload is not defined. Types without one: ml_dtypes gives -0, here it is the code 0."""
+    """NaN is compared separately: its payload is undefined. For types without NaN, ml_dtypes gives -0 and bitport code
+    0."""
     x = INPUTS[inputs](name)
     codes, nan = encode(x, name, saturate=saturate), x.isnan()
     np.testing.assert_array_equal(codes[~nan].numpy(), judge(x, name, saturate)[~nan.numpy()])
@@ -85,7 +86,7 @@ def test_encode_against_ml_dtypes(name: str, inputs: str, saturate: bool) -> Non
 
 @pytest.mark.parametrize("inputs", ["bfloat16", "float16", "float32"])
 def test_e8m0_against_ml_dtypes(inputs: str) -> None:
-    """ml_dtypes (and torch) move values between 2^-127 and 1.5 * 2^-127 up to 2^-126, though 2^-127 is nearer."""
+    """ml_dtypes (and torch) round values between 2^-127 and 1.5 * 2^-127 up to 2^-126, though 2^-127 is nearer."""
     x = INPUTS[inputs]("float8_e8m0")
     with np.errstate(over="ignore", invalid="ignore"):
         expected = x.to(torch.float32).numpy().astype(E8M0).view(np.uint8)
@@ -95,7 +96,7 @@ def test_e8m0_against_ml_dtypes(inputs: str) -> None:
 
 
 def test_e8m0_is_the_nearest_power_of_two() -> None:
-    """float64: x = m * 2^e with 1/2 <= m < 1, so 2^(e-1) and 2^e are the neighbours; halfway goes up."""
+    """In float64, x = m * 2^e with 1/2 <= m < 1, so the neighbours are 2^(e-1) and 2^e; halfway rounds up."""
     x = random_float32()
     x = x[(x >= 2.0**-127) & (x < 1.5 * 2.0**127)]
     mantissa, exponent = np.frexp(x.double().numpy())
@@ -109,7 +110,7 @@ def test_e8m0_saturates_at_both_ends() -> None:
 
 @pytest.mark.parametrize("name", ["float8_e4m3", "float8_e5m2"])
 def test_integer_path_is_the_same_as_torchs_cast(name: str) -> None:
-    """encode takes torch's cast where it may; without saturation it works on integers. In range they must agree."""
+    """encode uses torch's cast where it can, and integer arithmetic without saturation. In range they must agree."""
     number = number_type(name)
     x = torch.cat([ties(name), random_float32(), all_bits(torch.bfloat16).float()])
     x = x[x.abs() <= number.max]
@@ -117,7 +118,7 @@ def test_integer_path_is_the_same_as_torchs_cast(name: str) -> None:
 
 
 def expected_by_search(x: np.ndarray, name: str, mode: str) -> np.ndarray:
-    """float64 values: the two neighbours of x in the sorted table, then the mode's choice."""
+    """Find the two neighbours of x in the sorted float64 table of values, then choose by the mode."""
     number = number_type(name)
     table = np.array([number.float_value(code) for code in range(number.max_code + 1)])
     table = np.concatenate([-table[:0:-1], table])
@@ -171,7 +172,7 @@ def test_stochastic_is_unbiased(name: str) -> None:
 
 
 def test_stochastic_of_a_tiny_value_goes_up_as_often_as_its_size() -> None:
-    """2^-12 of the smallest fp4 step, where the shift is far beyond the significand's width."""
+    """2^-12 of the smallest fp4 step, where the shift far exceeds the width of the significand."""
     draws, p = 1 << 20, 2.0**-12
     x = torch.full((draws,), 0.5 * p)
     ups = encode(x, "float4_e2m1", rounding="stochastic", generator=torch.Generator().manual_seed(2)).double()

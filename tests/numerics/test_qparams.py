@@ -1,4 +1,4 @@
-"""Scales against exact rational arithmetic, the cases of the MX specification by hand, and the defined ends."""
+"""Scales against exact rational arithmetic, the cases of the MX specification by hand, and the edge cases."""
 
 from fractions import Fraction
 
@@ -46,7 +46,7 @@ def exact_exponent(amax: float, dtype: str, rule: str) -> int:
 @pytest.mark.parametrize("dtype", MX_TYPES)
 def test_power_of_two_at_all_exponents(dtype: str, rule: str) -> None:
     if (dtype, rule) == ("nf4", "even"):
-        return  # not a format: test_format
+        return  # not a valid format: see test_format
     one = np.arange(1, 255, dtype=np.uint32) << 23
     largest = number_type(dtype).max / 2.0 ** number_type(dtype).emax
     fractions = {0, 1, 0x400000, 0x600000, 0x700000, 0x780000, 0x77FFFF, 0x7FFFFF, int((largest - 1) * 2**23)}
@@ -201,7 +201,8 @@ def test_the_smallest_values_do_not_lose_their_scale(fmt: Format, dtype: torch.d
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("ends", [(1, 1), (-1, -1), (-1, 1), (-0.9, 1), (-1, 0.3)], ids=str)
 def test_the_largest_values_stay_finite(fmt: Format, dtype: torch.dtype, ends: tuple[float, float]) -> None:
-    """In the input's own dtype too, but for e8m0: a power of two has no way to end just below float16's 65504."""
+    """Finite in the input's own dtype too, except with e8m0 scales: a power of two cannot end just below float16's
+    65504."""
     largest = torch.finfo(dtype).max
     x = (torch.tensor([[ends[0], ends[1], 0.5, 0.0]]).double() * largest).to(dtype)
     q = quantize(x, fmt)

@@ -1,4 +1,5 @@
-"""Floats of 16 bits rounded by chance: to a neighbour, up as often as it should be, the same everywhere."""
+"""Stochastic rounding to 16-bit floats: to a neighbour, upwards with the right probability, the same on every
+device."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ DTYPES = [torch.bfloat16, torch.float16]
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
-    """Of all sizes, subnormal ones too, and of both signs."""
+    """Numbers of all magnitudes, subnormals included, and of both signs."""
     lowest = math.log2(torch.finfo(dtype).smallest_normal) - 9
     sizes = torch.exp2(torch.empty(20000, dtype=torch.float64).uniform_(lowest, 15))
     return (sizes * torch.randn(20000).sign()).float()
@@ -30,7 +31,7 @@ def test_bits_are_those_of_plain_integers() -> None:
 
 
 def test_every_bit_is_even_and_keys_differ() -> None:
-    """16 standard deviations of a fair coin; a key that is a function of the words alone, in their order."""
+    """Each bit is within 16 standard deviations of a fair coin; a key depends on the words and their order."""
     count = 1 << 16
     for key in (0, key_of(0, 0, 1, 0), key_of(7, 1, 2, 3)):
         bits = place_bits(key, torch.empty(count))
@@ -75,7 +76,7 @@ def test_the_mean_is_the_number(dtype: torch.dtype, value: float) -> None:
 
 
 def test_an_element_is_rounded_anew_in_every_step() -> None:
-    """One element over many keys: the same bound."""
+    """One element with many keys, within the same bound."""
     n, x = 4000, torch.full((3,), 1 + 2.0**-9 + 2.0**-11)
     drawn = torch.stack([round_stochastically(x, torch.bfloat16, place_bits(key_of(0, 4, t, 0), x)) for t in range(n)])
     step = 2.0**-7

@@ -80,7 +80,7 @@ def test_exported_with_any_number_of_rows(name: str) -> None:
 
 @pytest.mark.slow
 def test_compiled_by_inductor_too() -> None:
-    """An e8m0 format through the real compiler, whose C++ has no e8m0 buffers: a view of one would not compile."""
+    """An e8m0 format through the real compiler: its C++ has no e8m0 buffers, so a view of one would not compile."""
     torch._dynamo.reset()
     x = sample(4, 64)
     compiled = torch.compile(lambda x: quantize_rows(x, "mxfp4"), fullgraph=True)
@@ -91,7 +91,7 @@ def test_compiled_by_inductor_too() -> None:
 @pytest.mark.parametrize("name", ["int4-group", "mxfp8", "fp8-128", "nvfp4"])
 @pytest.mark.parametrize("columns", [48, 200, 300])
 def test_inductor_fills_the_last_block_where_it_is_short(name: str, columns: int) -> None:
-    """torch 2.13 cuts a loop over k with an index k // block into whole blocks, and leaves out the rest."""
+    """torch 2.13 splits a loop over k with index k // block into whole blocks, and drops the remainder."""
     fmt = FORMATS[name]
 
     def rounded(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Names: the table of presets, the grammar of suffixes, and name_of as its inverse."""
+"""Scheme names: the table of presets, the grammar of suffixes, and name_of as its inverse."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_preset_is_its_own_name(name: str) -> None:
 
 
 def test_every_scheme_of_the_mission_has_a_name() -> None:
-    """(weight, input) of each row of the XPU plan and of the XLA page."""
+    """(weight, input) of every row of the XPU plan and the XLA page."""
     have = {(s.weight.dtype, s.act, s.static) for s in PRESETS.values()}
     assert {
         ("float8_e4m3", "fp8-tensor", False),

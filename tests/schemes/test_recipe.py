@@ -1,4 +1,4 @@
-"""Recipes: which rule decides for a weight, what ties, and what is refused; plans and their difference."""
+"""Recipes: which rule applies to a weight, ties, and what is refused; plans and their differences."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_patterns_mind_capitals() -> None:
 
 
 def test_globs_fit_what_fnmatch_says() -> None:
-    """Those of one name are looked up: with no wildcard but in brackets."""
+    """Globs that match a single name, with wildcards only in brackets, are looked up instead of matched."""
     names = ["".join(parts) for parts in itertools.product(["a", "b]", "[", "*"], repeat=2)]
     for parts in itertools.product(["", "a", "b]", "[", "[!", "[*]", "[[]", "[a-c]", "*"], repeat=3):
         match = "".join(parts)
@@ -97,7 +97,7 @@ def test_globs_fit_what_fnmatch_says() -> None:
 
 
 def test_a_rule_for_each_weight_takes_as_many_steps_as_there_are_weights() -> None:
-    """And not as many as there are pairs of them: the recipes of `mixed` are such."""
+    """Not quadratic in their number: recipes of `mixed` have a rule for each weight."""
 
     def calls(weights: int) -> int:
         targets = [target(f"layers.{at}.p[0]") for at in range(weights)]
@@ -130,7 +130,7 @@ def test_skip_leaves_a_weight_with_a_reason() -> None:
 
 
 def test_a_router_is_called_one() -> None:
-    """Which most models have as an nn.Linear, so that "unknown type" would be no reason."""
+    """Most models have the router as an nn.Linear, so "unknown type" would be a wrong reason."""
     routers = [Target("mlp.gate", "weight", "other", (4, 64), "1"), Target("mlp.odd", "weight", "other", (4, 64), "2")]
     plan = Recipe.of({"*": "int8"}).resolve([*UNTIED, *routers])
     assert plan["mlp.gate.weight"].reason == "no rule fits this router"
@@ -147,7 +147,7 @@ def test_what_a_recipe_is_read_from() -> None:
 
 
 def test_reasons_of_a_scheme_by_its_name_speak_of_no_rule() -> None:
-    """There is none in what the user wrote."""
+    """The user wrote no rule."""
     router = Target("mlp.gate", "weight", "other", (4, 64), "1")
     plan = Recipe.of("int8").resolve([*UNTIED, target("embed", "embedding"), router])
     assert plan["layers.0.attn.q.weight"].reason == "the scheme for all linear layers"
@@ -211,7 +211,7 @@ def test_a_rule_that_fits_nothing_is_an_error() -> None:
 
 
 def test_a_rule_for_other_kinds_says_which_it_would_fit() -> None:
-    """A model of convolutions alone, and a scheme for linear layers."""
+    """For instance a scheme for linear layers on a model of convolutions alone."""
     convolutions = [target for target in MODEL if target.kind == "conv"]
     with pytest.raises(RecipeError, match=r"^int4, a scheme .*'conv'\): \[\('\*', 'int4', \('conv',\)\)\] takes these"):
         chosen("int4", convolutions)
@@ -313,7 +313,7 @@ def test_what_is_no_recipe_file(text: str) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"extends": "base.json"}])
 def test_a_newer_recipe_file_asks_for_a_newer_bitport(more: dict[str, str]) -> None:
-    """Whatever else is new in it."""
+    """Whatever else is unknown in it."""
     with pytest.raises(RecipeError, match="recipe version 2; this bitport reads version 1: upgrade bitport"):
         Recipe.from_json(json.dumps({"version": 2, "rules": [], **more}))
 
@@ -362,7 +362,7 @@ def test_the_difference_of_two_plans() -> None:
 
 
 def test_two_schemes_without_a_name_differ() -> None:
-    """'custom' twice is not the same scheme."""
+    """Two schemes named 'custom' need not be equal."""
     import dataclasses
 
     one = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""A scheme as data: JSON both ways, and nothing but a scheme is read as one."""
+"""A scheme as data: JSON round trip, and nothing else is accepted as a scheme."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_json_both_ways(name: str) -> None:
 
 
 def test_json_holds_every_field() -> None:
-    """A field that is not written would be lost in a checkpoint."""
+    """A field that is not written would be missing from checkpoints."""
     data = preset("int4").to_dict()
     assert set(data) == {field.name for field in dataclasses.fields(Scheme)} | {"version"}
     assert set(data["weight"]) == {field.name for field in dataclasses.fields(Format)}

@@ -1,4 +1,4 @@
-"""Quantized tensors to try things with."""
+"""Fixtures that make quantized tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make() -> Make:
 
 @pytest.fixture
 def full(make: Make) -> QTensor:
-    """One with every optional part: zero, perm, pre_scale and act_scale."""
+    """A QTensor with every optional part: zero, perm, pre_scale and act_scale."""
     extra: dict[str, Tensor] = {
         "perm": torch.randperm(96),
         "pre_scale": torch.rand(96) + 0.5,

@@ -1,6 +1,6 @@
 """DTensors of QTensors, and tensor parallelism: run by tests/ranks.py in several processes.
 
-K is cut by two and by three processes at borders of 128.
+K is split over two and three processes at multiples of 128.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def layer(scheme: str, n: int = 96, k: int = SIZE, dtype: torch.dtype = torch.fl
 
 
 def bound(x: Tensor, weight: Tensor, terms: int) -> Tensor:
-    """How far a float32 sum of so many products may be off, in whatever order it is added up: terms * 2^-24 * the sum
-    of magnitudes."""
+    """Error bound of a float32 sum of ``terms`` products in any order: terms * 2^-24 * the sum of magnitudes."""
     return (terms + 8) * UNIT * (x.double().abs() @ weight.double().abs().T + 1)
 
 
@@ -89,7 +88,7 @@ def check_rows_that_cannot_be_shared_evenly(mesh: DeviceMesh) -> None:
 
 
 def check_single_rows_and_experts(mesh: DeviceMesh) -> None:
-    """Pieces of one row, or of one matrix, torch joins by another way: it views them as one."""
+    """torch joins pieces of one row, or of one matrix, differently: through a view."""
     for shape, dims in (((1, SIZE), (1,)), ((1, 24, SIZE), (1, 2)), ((1, 1, SIZE), (2,))):
         whole = quantize_tensor(torch.randn(shape), "int4-g32", pre_scale=torch.rand(SIZE) + 0.5)
         for dim in dims:
@@ -117,8 +116,7 @@ def check_pieces_that_do_not_belong_together(mesh: DeviceMesh) -> None:
 
 
 def check_layers_cut_along_n(mesh: DeviceMesh) -> None:
-    """Each output comes from one process, from the same bits by the same products: only kernels of other shapes may add
-    up in another order."""
+    """Each output comes from one process and the same bits; only kernels for other shapes may add in another order."""
     x = torch.randn(5, SIZE)
     for scheme in (*WEIGHT_ONLY, *ROUNDED_BY_ROWS, *ROUNDED_BY_BLOCKS):
         whole = layer(scheme, n=SIZE if scheme == "fp8-block" else 96)
@@ -139,9 +137,9 @@ def check_layers_cut_along_k(mesh: DeviceMesh) -> None:
 
 
 def check_inputs_that_are_rounded_by_rows_are_so_by_each_process(mesh: DeviceMesh) -> None:
-    """Along K each process has a part of a row, and rounds it by a scale of its own, which is never larger than that of
-    the whole row: the result is the sum of the products of the parts. Where calibration has fixed one scale for all,
-    that is the product of the whole."""
+    """With K split, each process has a part of a row and rounds it by its own scale, which is never larger than that of
+    the whole row: the result is the sum of the products of the parts. With one fixed scale from calibration, it equals
+    the product of the whole."""
     x = torch.randn(3, SIZE)
     for scheme in (*ROUNDED_BY_ROWS, "int8-static"):
         whole = nn.Linear(SIZE, 96)
@@ -168,7 +166,7 @@ class Block(nn.Module):
 
 
 def parallel(block: Block, mesh: DeviceMesh) -> nn.Module:
-    """Sequences cut between blocks, gathered before the first product and scattered after the second."""
+    """Sequence-parallel between blocks, gathered before the first product and scattered after the second."""
     plan = {
         "norm": SequenceParallel(),
         "up": ColwiseParallel(input_layouts=Shard(1)),
@@ -178,7 +176,7 @@ def parallel(block: Block, mesh: DeviceMesh) -> nn.Module:
 
 
 def check_a_block_and_its_gradients(mesh: DeviceMesh) -> None:
-    """Judged by float64, in which the weights are what they stand for."""
+    """Against the float64 model with dequantized weights."""
     for scheme in ("int4", "int8", "nvfp4-wo"):
         block, x = Block(), torch.randn(2, 2 * mesh.size(), SIZE)
         bitport.quantize_(block, scheme, measure=False)
@@ -201,7 +199,8 @@ def check_a_block_and_its_gradients(mesh: DeviceMesh) -> None:
 
 
 def close(found: Tensor, exact: Tensor) -> None:
-    """Two products of K terms and what lies between: an error of K * 2^-24 of the largest number, and then some."""
+    """Within the error of two products of K terms and what comes between: K * 2^-24 of the largest number, with a
+    margin."""
     assert exact is not None
     off, most = (found.detach() - exact).abs().max(), exact.abs().max()
     assert off <= 4 * SIZE * UNIT * most, (float(off), float(most))
@@ -226,7 +225,7 @@ def check_embeddings_and_heads(mesh: DeviceMesh) -> None:
 
 
 def check_inference_mode_and_bfloat16(mesh: DeviceMesh) -> None:
-    """A sum of bfloat16 terms is rounded once per term and once more: 2^-8 of the magnitudes each."""
+    """A sum of bfloat16 terms is rounded once per term and once at the end: 2^-8 of the magnitudes each."""
     whole, x = layer("int4", dtype=torch.bfloat16), torch.randn(3, SIZE).bfloat16()
     y, magnitudes = whole(x), x.abs().float() @ whole.weight.dequantize(torch.float32).abs().T
     parallelize_module(whole, mesh, RowwiseParallel(input_layouts=Replicate()))
@@ -235,7 +234,7 @@ def check_inference_mode_and_bfloat16(mesh: DeviceMesh) -> None:
 
 
 def check_quantizing_what_is_sharded(mesh: DeviceMesh) -> None:
-    """Codes and scales are those of the model in one piece, also where one scale is for all of it."""
+    """Codes and scales equal those of the unsharded model, also with one scale for the whole matrix."""
     for scheme, algorithm in (
         ("int4-g32", "hqq"),
         ("int8", "rtn"),

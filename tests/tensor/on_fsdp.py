@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-import torch._dynamo  # which FSDP2 imports at the first product: here once, before the processes part
+import torch._dynamo  # FSDP2 imports it at the first product; import it once, before the processes fork
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ K, N = 192, 131
 
 
 class Adapted(nn.Module):
-    """LoRA: a frozen layer, and a product of two small matrices that are trained."""
+    """LoRA: a frozen layer plus the product of two small trained matrices."""
 
     def __init__(self, base: nn.Linear, rank: int = 4) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, **policy: object) -> nn.Module:
 
 
 def train(model: nn.Module, x: Tensor, steps: int = 3) -> list[Tensor]:
-    """The losses; of a sharded model that of this process's part of the batch."""
+    """The losses; with a sharded model, those of this process's part of the batch."""
     optimizer = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], lr=0.1)
     losses = []
     for _ in range(steps):
@@ -80,7 +80,7 @@ def full(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_a_model_computes_what_it_did(mesh: DeviceMesh) -> None:
-    """The very same bits go into the very same products, whether they are gathered anew each time or kept."""
+    """Identical bits enter identical products, whether weights are gathered anew each time or kept."""
     x = torch.randn(5, K)
     for scheme in SCHEMES:
         for again in (True, False):
@@ -97,7 +97,7 @@ def check_a_model_computes_what_it_did(mesh: DeviceMesh) -> None:
 
 
 def check_what_is_gathered_anew_is_not_taken_for_unchanged(mesh: DeviceMesh) -> None:
-    """FSDP2 leaves the count of writes as it is, by which a kernel for CUDA knows which weight it may read early."""
+    """FSDP2 does not advance the version counter, by which a CUDA kernel knows which weight it may prefetch."""
     model = nn.Sequential(Block(), Block())
     bitport.quantize_(model, "int4-g32", measure=False)
     shard(model, mesh, reshard_after_forward=True)
@@ -114,8 +114,8 @@ def check_what_is_gathered_anew_is_not_taken_for_unchanged(mesh: DeviceMesh) -> 
 
 
 def check_training_of_adapters(mesh: DeviceMesh) -> None:
-    """QLoRA: losses and everything that is trained are, but for the order of sums, those of one process with the whole
-    batch; what is quantized stays bit for bit."""
+    """QLoRA: losses and trained parameters equal, up to the order of sums, those of one process with the whole batch;
+    quantized weights keep every bit."""
     x = torch.randn(6 * mesh.size(), K)
     for scheme in ("int4-g32", "nvfp4-wo", "int8-dyn"):
         one = adapted(scheme)
@@ -129,13 +129,13 @@ def check_training_of_adapters(mesh: DeviceMesh) -> None:
         for name, tensor in full(model).items():
             if name in frozen:
                 assert torch.equal(tensor, frozen[name])
-            else:  # three steps of sums of a few hundred terms: a thousand units of the last place
+            else:  # three steps of sums of a few hundred terms: a thousand ulps
                 torch.testing.assert_close(tensor, one.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
 def check_data_parallel(mesh: DeviceMesh) -> None:
-    """DistributedDataParallel reduces gradients, and leaves alone what has none, if it is not to copy it first: any of
-    it, or what it was told."""
+    """DistributedDataParallel reduces gradients and ignores parameters without one, provided that it does not broadcast
+    them first: pass init_sync=False, or name the weights to ignore."""
     one = adapted("int4-g32")
     told, untold = copy.deepcopy(one), copy.deepcopy(one)
     names = [name for name, param in told.named_parameters() if isinstance(param, QTensor)]
@@ -154,7 +154,7 @@ def check_data_parallel(mesh: DeviceMesh) -> None:
 
 
 def check_what_goes_over_the_wire(mesh: DeviceMesh) -> None:
-    """The bytes of codes and scales: a row more where rows are uneven, and 8 for their number."""
+    """The bytes of codes and scales: one more row where rows are uneven, and 8 bytes for their number."""
     for scheme in SCHEMES:
         layer = nn.Linear(K, N, bias=False)
         bitport.quantize_(layer, scheme, measure=False)
@@ -169,7 +169,7 @@ def check_what_goes_over_the_wire(mesh: DeviceMesh) -> None:
 
 
 class Listener:
-    """torch's own all-gather, and how much each process gives."""
+    """torch's own all-gather, recording the bytes that each process sends."""
 
     def __init__(self, heard: list[int]) -> None:
         self.heard = heard
@@ -183,7 +183,7 @@ class Listener:
 
 
 def check_mixed_precision_leaves_the_numbers(mesh: DeviceMesh) -> None:
-    """What is trained is cast; of a quantized weight only what it says its dtype is."""
+    """Trained parameters are cast; of a quantized weight only the reported dtype changes."""
     x = torch.randn(5, K)
     for scheme in ("int4-g32", "fp8-wo", "nvfp4-wo"):
         model = nn.Sequential(nn.Linear(K, N))
@@ -211,7 +211,7 @@ def check_fewer_rows_than_processes(mesh: DeviceMesh) -> None:
 
 
 def check_a_process_alone(mesh: DeviceMesh) -> None:
-    """torch gathers nothing then, and looks at the first of several parts only."""
+    """With a single process torch gathers nothing, and looks only at the first of several parts."""
     alone = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("all", "alone"))["alone"]
     for scheme in SCHEMES:
         layer, x = nn.Linear(K, N), torch.randn(3, K)
@@ -223,7 +223,7 @@ def check_a_process_alone(mesh: DeviceMesh) -> None:
 
 
 def check_other_weights(mesh: DeviceMesh) -> None:
-    """Tables, experts, convolutions, weights that lie as [K, N], and act-order with scaled inputs."""
+    """Tables, experts, convolutions, weights stored as [K, N], and act-order with scaled inputs."""
     ids, x = torch.randint(0, 101, (3, 4)), torch.randn(2, 3, K)
     permuted = nn.Linear(K, 33)
     extra = {"perm": torch.randperm(K), "pre_scale": torch.rand(K) + 0.5}
@@ -272,7 +272,7 @@ def check_offload(mesh: DeviceMesh) -> None:
 
 
 def check_a_state_dict_can_be_loaded(mesh: DeviceMesh) -> None:
-    """Also one of another process's making, in place and in the place of what was there, after weights were used."""
+    """Also that of another model, by copy and by assignment, after weights were used."""
     x = torch.randn(3, K)
     for scheme in ("int4-g32", "nvfp4-wo"):
         one, other = (nn.Sequential(Block(), Block()) for _ in range(2))
@@ -289,7 +289,7 @@ def check_a_state_dict_can_be_loaded(mesh: DeviceMesh) -> None:
 
 
 def check_verbs(mesh: DeviceMesh) -> None:
-    """quantize_ and dequantize_ come before fully_shard; explain wants gathered weights, for these are multiplied."""
+    """quantize_ and dequantize_ must come before fully_shard; explain needs unsharded weights, as products do."""
     model = nn.Sequential(nn.Linear(K, N), nn.ReLU())
     fully_shard(model, mesh=mesh)
     with pytest.raises(ArgumentError, match="use quantize_ first and fully_shard afterwards"):
@@ -308,7 +308,7 @@ def check_verbs(mesh: DeviceMesh) -> None:
 
 
 def check_columns(mesh: DeviceMesh) -> None:
-    """FSDP2 by columns asks for room that no piece of a quantized tensor fits in."""
+    """To shard by columns, FSDP2 allocates a buffer that no piece of a quantized tensor fits into."""
     layer = nn.Linear(K, 32, bias=False)
     bitport.quantize_(layer, "int4-g32", measure=False)
     with pytest.raises(ArgumentError, match="a quantized tensor cannot be copied into a float one"):

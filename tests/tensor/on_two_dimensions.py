@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch._dynamo  # once, before the processes part
+import torch._dynamo  # once, before the processes fork
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,7 +28,8 @@ class Block(nn.Module):
 
 
 def check_fsdp_over_tensor_parallelism(mesh: DeviceMesh) -> None:
-    """The rows of one layer are cut twice, first by tensor parallelism; of the other rows and columns."""
+    """The rows of `up` are split twice, first by tensor parallelism; of `down`, the columns by tensor parallelism and
+    the rows by FSDP2."""
     both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("data", "tensor"))
     for scheme in ("int4-g32", "int8", "nvfp4-wo"):
         block, x = Block(), torch.randn(4, K)
@@ -73,8 +74,8 @@ class Transposed(nn.Module):
 
 
 def check_a_checkpoint_of_torch_of_it(mesh: DeviceMesh) -> None:
-    """Where a dimension is cut twice its pieces do not lie in the order of the processes: also in parts that have it as
-    another dimension than the weight."""
+    """When a dimension is split twice, its pieces are not in the order of the processes; also for parts that have that
+    dimension in another position than the weight."""
     both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("data", "tensor"))
     one, fresh = Transposed(), Transposed()
     state = one.weight.detach().clone()

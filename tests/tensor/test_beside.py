@@ -1,4 +1,4 @@
-"""Quantized matrices as one: the value of the whole is that of its pieces, bit for bit."""
+"""Quantized matrices joined into one: its value is bit for bit that of the pieces."""
 
 from __future__ import annotations
 

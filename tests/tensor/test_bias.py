@@ -1,4 +1,4 @@
-"""A bias, or a factor of what follows a product, that stands for other values than those where it lies."""
+"""A bias, or a factor applied after a product, whose values are not those in its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., QTensor]
 
 
 class Wrapper(Tensor):
-    """Without memory of its own: its address is 0. Ops see the ``inner`` one."""
+    """A tensor without memory of its own (its address is 0); ops see ``inner``."""
 
     inner: Tensor
 
@@ -65,7 +65,7 @@ def test_it_counts_as_what_it_stands_for(
     assert y.requires_grad == z.requires_grad == learns
     if kind == "subclass":
         assert type(z) is Named
-        assert type(y) is Named or learns  # an autograd.Function gives plain tensors
+        assert type(y) is Named or learns  # an autograd.Function returns plain tensors
 
 
 def test_one_without_values_is_refused(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""A quantized weight is a constant: it gets no gradient, however it is asked for one and whoever records a function."""
+"""A quantized weight is a constant: it gets no gradient, however one is requested and whatever records the graph."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_gradients_reach_the_input_alone(make: Make, function: str, compiled: bo
 
 
 def test_attention_is_trained_but_for_its_weights() -> None:
-    """Of which torch cuts pieces itself."""
+    """torch itself slices the weights of attention."""
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     bitport.quantize_(layer, "int4-g32")
     with pytest.warns(UserWarning, match="is a constant"):

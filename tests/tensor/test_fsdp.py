@@ -1,4 +1,4 @@
-"""FSDP2 over quantized models, in two processes; over tensor parallelism in four."""
+"""FSDP2 over quantized models in two processes, and on top of tensor parallelism in four."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_in_four_processes(check: str) -> None:
 
 
 def test_the_hooks_are_as_torch_calls_them() -> None:
-    """It looks at the number of parameters to know which form of the first it has."""
+    """torch tells the two forms of fsdp_pre_all_gather apart by the number of parameters."""
     assert len(inspect.signature(QTensor.fsdp_pre_all_gather).parameters) == 2
     assert "out" in inspect.signature(QTensor.fsdp_post_all_gather).parameters
     assert hasattr(FSDPModule, "set_custom_all_gather")

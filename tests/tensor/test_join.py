@@ -1,4 +1,4 @@
-"""Pieces of quantized tensors put together again, room at their end, and what cannot be one."""
+"""Joining pieces of quantized tensors, padding at the end, and what cannot be joined."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_experts_and_transposed_ones(make: Make) -> None:
 
 
 def test_layers_are_merged(make: Make) -> None:
-    """Query and key as one matrix: the product is that of both."""
+    """Query and key joined into one matrix: its product holds the results of both."""
     q, k, x = make("int8", 64, 96), make("int8", 32, 96), torch.randn(3, 96)
     both = F.linear(x, torch.cat([q, k]))  # type: ignore[list-item]
     torch.testing.assert_close(both, torch.cat([F.linear(x, q), F.linear(x, k)], -1))
@@ -71,7 +71,7 @@ def test_what_is_not_one(make: Make, pieces: object, dim: int, message: str) -> 
 @pytest.mark.parametrize("scheme", PRESETS)
 @pytest.mark.parametrize(("dim", "more"), [(0, 3), (1, 128)])
 def test_room_at_the_end(make: Make, scheme: str, dim: int, more: int) -> None:
-    """The numbers stay, and what is added can be cut off again."""
+    """Padding keeps the numbers, and can be cut off again."""
     q = make(scheme, N, K)
     larger = F.pad(q, (0, 0, 0, more) if dim == 0 else (0, more))
     assert isinstance(larger, QTensor)
@@ -88,7 +88,7 @@ def test_other_room_is_refused(make: Make, pad: tuple[int, ...]) -> None:
 
 
 def test_room_for_a_shard(make: Make) -> None:
-    """What FSDP2 does: zeros with the rows of a shard, filled as far as there are rows, seen flat, cut off."""
+    """What FSDP2 does: allocate zeros with a shard's rows, fill the existing rows, view flat, narrow."""
     q = make("nvfp4-wo", 7, 96)
     room = zeros_like_piece(q, 0, 4)
     assert room.bits_layout == "plain"
@@ -101,7 +101,7 @@ def test_room_for_a_shard(make: Make) -> None:
 
 
 def test_a_float_state_is_still_one(make: Make) -> None:
-    """Also one with as many columns as the weight, such as [batch, hidden] of an RNN or a matrix of LoRA."""
+    """Also with as many columns as the weight, such as [batch, hidden] of an RNN or a LoRA matrix."""
     q = make("int8", 64, 96)
     for shape in ((3, 96), (64, 96), (0, 96), (64, 32), (96,)):
         for dtype in (None, torch.float32, torch.int64):
@@ -117,7 +117,7 @@ def test_a_flat_view_of_a_whole_is_refused(make: Make) -> None:
 
 @pytest.mark.parametrize("layout", ["plain", "cpu_tiles", "plain_int32"])
 def test_a_piece_of_a_packed_tensor_stays_one(make: Make, layout: str) -> None:
-    """Also where it is detached, as torch.distributed.checkpoint does before it writes into it."""
+    """Also when detached, as torch.distributed.checkpoint does before writing into it."""
     q = make("int4-g32", 64, 96).to_layout(layout)
     piece = q[:16].detach()
     if layout == "plain":
@@ -150,7 +150,7 @@ def test_units(make: Make, scheme: str, units: tuple[int, int]) -> None:
 
 
 def test_the_blocks_of_inputs_count() -> None:
-    """A weight with a scale per row whose inputs are rounded by blocks of 32."""
+    """A weight with a scale per row, and inputs rounded in blocks of 32."""
     scheme = Scheme(weight=PRESETS["fp8-wo"].weight, act="mxfp8")
     assert unit(quantize_tensor(torch.randn(N, K), scheme), 1) == 32
 

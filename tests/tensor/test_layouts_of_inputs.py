@@ -1,5 +1,5 @@
-"""Inputs that do not fit are refused in words: other numbers of columns, and what is no dense tensor but for nested
-ones of torch.jagged, which are taken."""
+"""Inputs that do not fit are refused with a reason: a wrong number of columns, or a tensor that is not dense. Only
+nested tensors of torch.jagged are accepted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_texts_of_different_lengths(scheme: str) -> None:
     ids = torch.nested.nested_tensor([torch.tensor([1, 2, 3]), torch.tensor([4])], layout=torch.jagged)
     y, rows = model(ids), model[0](ids)
     assert y.layout == torch.jagged
-    assert torch.equal((rows + model[0](ids)).values(), 2 * rows.values())  # torch adds what has the same places alone
+    assert torch.equal((rows + model[0](ids)).values(), 2 * rows.values())  # torch adds only those of the same offsets
     for mine, each in zip(y.unbind(), ids.unbind(), strict=True):
         torch.testing.assert_close(mine, model(each))
 
@@ -65,7 +65,7 @@ def test_other_ids_are_refused(make: Make) -> None:
 
 
 def test_what_comes_before_the_codes_makes_no_other_columns_fit(full: QTensor) -> None:
-    """One column times a scale would be as many as the weight has."""
+    """Broadcasting one column with pre_scale would give as many as the weight has."""
     for shape in ((3, 1), (1,), (), (3, 95), (3, 97)):
         with pytest.raises(ArgumentError, match=r"x must have shape \[\.\.\., 96\]"):
             F.linear(torch.ones(shape), full)

@@ -1,4 +1,5 @@
-"""Products of PyTorch's with a quantized weight: which kernel gives the weight, or multiplies by it as it is packed."""
+"""PyTorch's products with a quantized weight: which kernel dequantizes the weight, or multiplies by it in packed
+form."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def asks(op: str, product: Callable[[], Tensor]) -> bool:
 def test_products_of_pytorch_have_the_weight_from_the_kernel_of_the_device(
     make: Make, scheme: str, dtype: torch.dtype
 ) -> None:
-    """In torch's ops it would take several times as long as the product. A global scale is multiplied in another order,
-    so that a number may be the next one of its type; y is rounded too."""
+    """Dequantizing with torch's ops would take several times as long as the product. A global scale is multiplied in a
+    different order, so values may differ by an ulp; y is rounded too."""
     conv = make(scheme, 8, 16, 3, 3, kind="conv", dtype=dtype)
     experts, transposed = make(scheme, 2, 64, 96, dtype=dtype), make(scheme, 2, 96, 64, transposed=True, dtype=dtype)
     image = torch.randn(2, 16, 9, 9, dtype=dtype)
@@ -62,13 +63,13 @@ def test_products_of_pytorch_have_the_weight_from_the_kernel_of_the_device(
 def test_few_rows_for_each_expert_are_multiplied_by_packed_weights(
     make: Make, rows: int, scheme: str, dtype: torch.dtype
 ) -> None:
-    powers = torch.exp2(torch.randint(-1, 2, (96,)).float())  # by which x is multiplied without being rounded
+    powers = torch.exp2(torch.randint(-1, 2, (96,)).float())  # multiplying x by them is exact
     q, x = make(scheme, 3, 64, 96, dtype=dtype, pre_scale=powers), torch.randn(3, rows, 96, dtype=dtype)
     y = torch.bmm(x, q.mT)
     wanted = x.double() @ q.dequantize(torch.float64).mT
     assert (y.dtype, y.shape) == (dtype, wanted.shape)
     assert float(sqnr(wanted, y)) >= product_budget(dtype, 96, wanted.numel())
-    packed = bool(IMPLS.get(("grouped_linear", "cpu")))  # else there is no kernel for it
+    packed = bool(IMPLS.get(("grouped_linear", "cpu")))  # otherwise no kernel takes it
     assert asks("grouped_linear", lambda: torch.bmm(x, q.mT)) is packed
     assert asks("dequantize", lambda: torch.bmm(x, q.mT)) is not packed
 
@@ -79,7 +80,7 @@ ROUNDED = ("int8-dyn", "int4-int8-g32", "fp8-row", "mxfp8", "int8-static")
 @FLOATS
 @pytest.mark.parametrize("scheme", ROUNDED)
 def test_so_are_few_rounded_ones(make: Make, scheme: str, dtype: torch.dtype) -> None:
-    """By the product that has a kernel for such inputs, or, where their scale is fixed, as floats that were rounded."""
+    """By the product with a kernel for such inputs or, with a fixed scale, as floats that have been rounded."""
     act = preset(scheme).act
     scale = torch.tensor([[0.02]]) if preset(scheme).static else None
     q, x = make(scheme, 3, 64, 96, dtype=dtype, act_scale=scale), torch.randn(3, 7, 96, dtype=dtype)

@@ -1,7 +1,6 @@
-"""Every product that PyTorch can form with a weight, against the product with the dequantized matrix in float64.
+"""Every product that PyTorch can form with a weight, against the float64 product with the dequantized matrix.
 
-The input is rounded as the scheme says; the judge rounds with the op quantize_input and reads the value back with the
-independent reference.
+The reference rounds the input by the scheme with the op quantize_input, and decodes it with the independent reference.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Make = Callable[..., QTensor]
 
 
 def rounded(x: Tensor, q: QTensor) -> Tensor:
-    """The input as the product sees it, in float64."""
+    """The input after rounding, in float64."""
     if not q.scheme.act:
         return x.double()
     m, k = x.numel() // x.shape[-1], x.shape[-1]
@@ -68,7 +67,7 @@ def test_every_product_of_every_scheme(make: Make, scheme: str, product: str) ->
 
 @torch.inference_mode()
 def test_slices_in_inference_mode(make: Make) -> None:
-    """MultiheadAttention and fused projections cut their weight on every call."""
+    """MultiheadAttention and fused projections slice their weight on every call."""
     with torch.inference_mode(False):
         q = make("int4-g32")
     x = torch.randn(5, 96)
@@ -111,7 +110,7 @@ def test_a_matrix_repeated_over_a_batch(
 
 
 def test_the_other_side_of_the_matrix(make: Make) -> None:
-    """x [M, N] @ q [N, K] sums over rows, which no kernel packs for: computed from the float value."""
+    """x [M, N] @ q [N, K] sums over rows, which no packed kernel supports: computed from the dequantized weight."""
     q, x = make("int4-g32"), torch.randn(3, 64)
     torch.testing.assert_close(x @ q, x @ q.dequantize())
 
@@ -182,7 +181,7 @@ def test_embedding(make: Make, scheme: str) -> None:
 
 @pytest.mark.parametrize("layout", ["plain", "cpu_tiles"])
 def test_ids_that_a_table_does_not_have(make: Make, layout: str) -> None:
-    """An index counts from the end where it is negative, an id does not."""
+    """A negative index counts from the end; a negative id is an error."""
     q = make("int4-g32").to_layout(layout)
     ids = torch.tensor([[-1, 0], [-64, 63]])
     assert torch.equal(q[ids], q.dequantize()[ids])
@@ -209,7 +208,7 @@ def test_convolutions(make: Make) -> None:
 
 
 def test_kernels_of_a_convolution_channel_by_channel(make: Make) -> None:
-    """As models with states ask for them, for functions of their own that read memory."""
+    """As state-space models pass them to functions of their own that read memory."""
     q = make("int8", 64, 1, 4, kind="conv")
     kernels = q.squeeze(1)
     assert type(kernels) is Tensor
@@ -236,7 +235,7 @@ def test_convolutions_have_a_gradient(make: Make, kind: str, rank: int) -> None:
 
 @pytest.mark.parametrize("parts", [("perm",), ("pre_scale",), ("perm", "pre_scale")], ids="-".join)
 def test_perm_and_pre_scale_are_invisible_in_the_value(make: Make, parts: tuple[str, ...]) -> None:
-    """dequantize() is the matrix in the original order and size, and every product is the product with it."""
+    """dequantize() is the matrix in the original order and scale, and every product is the product with it."""
     extra = {"perm": torch.randperm(96), "pre_scale": torch.rand(96) + 0.5}
     q = make("int4-g32", **{name: extra[name] for name in parts})
     codes = exact(q)
@@ -290,7 +289,7 @@ def test_autocast(make: Make, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64], ids=str)
 def test_autocast_casts_what_torch_casts(make: Make, scheme: str, dtype: torch.dtype) -> None:
-    """It leaves float64 and what is no float: the cast of complex numbers lost their imaginary part."""
+    """Autocast skips float64 and non-floats: casting complex numbers would lose the imaginary part."""
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
         pytest.raises(ArgumentError, match=f"x must be float32, bfloat16 or float16, not {dtype}"),
@@ -314,7 +313,7 @@ def test_checkpointing(make: Make) -> None:
 
 
 def test_functional_transforms(make: Make) -> None:
-    """torch.func gives the right derivative; a zero tangent would be a silent error."""
+    """torch.func gives the right derivative; a zero tangent would be silently wrong."""
     q, x, v = make("int4-g32"), torch.randn(96), torch.randn(96)
     dense = q.dequantize()
     torch.testing.assert_close(torch.func.grad(lambda z: F.linear(z, q).sum())(x), dense.sum(0), rtol=1e-5, atol=1e-5)
@@ -325,7 +324,7 @@ def test_functional_transforms(make: Make) -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["view-made-before", "view-made-inside"])
 def test_functional_transforms_of_a_square_view(make: Make, inside: bool) -> None:
-    """Of a transposed view; where N = K, the matrix the wrong way round has the right shape."""
+    """Derivatives through a transposed view: with N = K, even the wrong orientation has a valid shape."""
     q, x, v = make("int4-g32", 64, 64), torch.randn(5, 64), torch.randn(5, 64)
     dense, view = exact(q), q.t()
     apart = torch.randn(2, 64, 7).transpose(1, 2)  # torch.matmul expands the view for it
@@ -358,7 +357,7 @@ def test_functional_transforms_of_a_rounded_input_are_refused(make: Make) -> Non
 @pytest.mark.parametrize("learned", [False, True], ids=["frozen-bias", "learned-bias"])
 @pytest.mark.parametrize("call", ["linear", "linear_then"])
 def test_forward_mode(make: Make, call: str, learned: bool) -> None:
-    """A tangent that is left out counts as zero, without a word."""
+    """A missing tangent would silently count as zero."""
     q, x, v, bias = make("int4-g32"), torch.randn(5, 96), torch.randn(5, 96), torch.randn(64, requires_grad=learned)
     wanted = v.double() @ exact(q).T
     if call == "linear_then":
@@ -384,7 +383,7 @@ def test_forward_mode_that_a_kernel_does_not_have_is_refused(make: Make) -> None
 
 
 def test_forward_mode_of_experts_is_refused(make: Make) -> None:
-    """Where the input is rounded before the product nothing of the tangent was left, which counts as zero."""
+    """Rounding the input before the product drops the tangent, which would count as zero."""
     x, ends = torch.randn(2, 5, 96), torch.tensor([5, 10], dtype=torch.int32)
     static = make("int8-static", 2, 64, 96, act_scale=torch.tensor([[0.01]])).mT
     with forward_ad.dual_level():
@@ -399,7 +398,7 @@ def test_forward_mode_of_experts_is_refused(make: Make) -> None:
 def test_vmap(make: Make) -> None:
     q, x = make("int4-g32"), torch.randn(4, 5, 96)
     torch.testing.assert_close(torch.vmap(lambda z: F.linear(z, q))(x), F.linear(x, q))
-    with torch._C.DisableTorchFunctionSubclass():  # within functions of torch, such as its attention
+    with torch._C.DisableTorchFunctionSubclass():  # as inside functions of torch, such as its attention
         y = torch.vmap(lambda z: F.linear(z.transpose(0, 1), q))(x.view(2, 2, 5, 96))
     torch.testing.assert_close(y, F.linear(x.view(2, 2, 5, 96).transpose(1, 2), q))
 
@@ -471,7 +470,7 @@ UNKNOWN: dict[str, Callable[[QTensor], object]] = {
 
 
 def test_a_function_is_applied_to_no_numbers(make: Make) -> None:
-    """torch's own apply_ reads memory that is not there."""
+    """torch's own apply_ would read memory that does not exist."""
     with pytest.raises(NotImplementedError, match=r"Tensor.apply_ is not defined on a QTensor.*\.dequantize\(\)"):
         make("int4-g32").apply_(abs)
 

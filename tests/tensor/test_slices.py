@@ -1,4 +1,4 @@
-"""Slices, selections and transpositions: equal to those of the dequantized matrix, or refused with the reason."""
+"""Slices, selections and transpositions: equal to those of the dequantized matrix, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -191,8 +191,8 @@ def test_slices_of_the_canonical_form_are_views(make: Make) -> None:
 
 @pytest.mark.parametrize("scheme", PRESETS)
 def test_tiles_of_rows_are_views(make: Make, scheme: str) -> None:
-    """Attention over other keys cuts its weight on every call: unpacked and packed again it took several times as long
-    as the products."""
+    """Cross-attention slices its weight on every call: unpacking and repacking would take several times as long as the
+    products."""
     q, x = make(scheme, 3 * 128 + 8, 96).to_layout("cpu_tiles"), torch.randn(5, 96)
     for piece, (start, end) in zip(q.split([128, 256, 8]), ((0, 128), (128, 384), (384, 392)), strict=True):
         assert piece.bits_layout == "cpu_tiles"
@@ -227,7 +227,7 @@ def test_slices_keep_what_the_input_is_multiplied_by(make: Make) -> None:
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "fp8", "nvfp4"])
 def test_no_experts(make: Make, scheme: str) -> None:
-    """Picked for tokens, of which there may be none."""
+    """Experts are selected for tokens, of which there may be none."""
     picked = make(scheme, 3, 64, 96)[torch.zeros(0, dtype=torch.int64)]
     assert picked.dequantize().shape == (0, 64, 96)
     assert torch.bmm(torch.randn(0, 2, 96), picked.mT).shape == (0, 2, 64)

@@ -124,13 +124,13 @@ def test_loaded_to_another_device(full: QTensor) -> None:
 
 
 def test_only_one_function_may_be_called_by_load(make: Make) -> None:
-    """weights_only load knows rebuild and nothing else of bitport."""
+    """weights_only load allows rebuild and nothing else of bitport."""
     known = [f for f in torch.serialization.get_safe_globals() if getattr(f, "__module__", "").startswith("bitport")]
     assert known == [rebuild]
 
 
 def test_the_old_format_of_torch_save_is_refused(make: Make) -> None:
-    """It gives a tensor before its numbers: what was packed was not what had been saved."""
+    """The old format yields a tensor before its data is read, so packing would use the wrong data."""
     file = io.BytesIO()
     torch.save(make(), file, _use_new_zipfile_serialization=False)
     file.seek(0)
@@ -144,7 +144,7 @@ def test_the_old_format_of_torch_save_is_refused(make: Make) -> None:
     ids=lambda f: f.__name__,
 )
 def test_other_libraries_find_no_memory(make: Make, reader: Callable[[QTensor], object]) -> None:
-    """They read what lies at address 0, or somewhere; numpy was told of subclasses alone."""
+    """They would read from address 0 or elsewhere; torch's own error for numpy mentions only subclasses."""
     with pytest.raises(ArgumentError, match="give them its dequantize"):
         reader(make())
 
@@ -198,7 +198,7 @@ def test_modules_cast_and_move(make: Make) -> None:
 
 
 def test_a_model_made_empty_takes_a_state_dict(make: Make) -> None:
-    """meta, then to_empty, then load: the way large models are started."""
+    """meta, to_empty, load: how large models are initialized."""
     layer = nn.Linear(96, 64)
     layer.weight = nn.Parameter(make(), requires_grad=False)
     empty = copy.deepcopy(layer).to("meta").to_empty(device="cpu")
@@ -219,7 +219,7 @@ def test_like_tensors_are_float(make: Make) -> None:
 
 
 def test_new_tensors_are_float(make: Make) -> None:
-    """A state made beside a weight: next(model.parameters()).new_zeros(..)."""
+    """State created alongside a weight: next(model.parameters()).new_zeros(..)."""
     q = make(dtype=torch.bfloat16)
     for other in (q.new_empty((2, 3)), q.new_zeros(2, 3), q.new_ones((2, 3)), q.new_full((2, 3), 3.0)):
         assert type(other) is Tensor
@@ -230,7 +230,7 @@ def test_new_tensors_are_float(make: Make) -> None:
 
 
 def test_a_stream_is_told_of_every_part(full: QTensor) -> None:
-    """By record_stream, which no tensor on the CPU has."""
+    """Through record_stream, which CPU tensors do not have."""
     told: list[tuple[Tensor, object]] = []
     ATEN[torch.ops.aten.record_stream.default](lambda *both: told.append(both), full, "stream")
     every = [part for name in PARTS if (part := getattr(full, name)) is not None]
@@ -239,7 +239,7 @@ def test_a_stream_is_told_of_every_part(full: QTensor) -> None:
 
 @pytest.mark.parametrize("save", [save_file, save_model])
 def test_safetensors_own_writers_are_refused(make: Make, tmp_path: Path, save: Callable[..., None]) -> None:
-    """They, and save_pretrained of transformers, write the memory of a tensor, which a quantized one does not have."""
+    """They, and save_pretrained of transformers, write a tensor's memory, which a quantized one does not have."""
     layer = nn.Linear(96, 64)
     layer.weight = nn.Parameter(make(), requires_grad=False)
     with pytest.raises(ArgumentError, match=r"use bitport\.save\(model, directory\), or save_model"):
@@ -338,7 +338,7 @@ def _value_of(layer: nn.Module, done: Any) -> None:
 @pytest.mark.parametrize("layout", ["plain", "cpu_tiles"])
 @pytest.mark.parametrize("scheme", PRESETS)
 def test_another_process_reads_what_was_sent(make: Make, scheme: str, layout: str) -> None:
-    """Packed, no scheme of 8-bit floats did."""
+    """Includes packed schemes of 8-bit floats, none of which could be sent."""
     q = make(scheme).to_layout(layout)
     there = pickle.loads(ForkingPickler.dumps(q))
     assert there.bits_layout == layout
@@ -348,7 +348,7 @@ def test_another_process_reads_what_was_sent(make: Make, scheme: str, layout: st
 
 
 def test_a_process_is_started_with_a_packed_weight(make: Make) -> None:
-    """A worker of a DataLoader too: ``bad value(s) in fds_to_keep``, as the memory of its canonical form was gone."""
+    """Without memory for its canonical form, spawn (or a DataLoader) fails: ``bad value(s) in fds_to_keep``."""
     layer = nn.Linear(96, 64)
     layer.weight = nn.Parameter(make().to_layout("cpu_tiles"), requires_grad=False)
     wanted = layer.weight.dequantize().numpy()
@@ -443,7 +443,7 @@ def test_parts_given_by_hand_are_checked(make: Make) -> None:
 
 @pytest.mark.parametrize("given", [16, 17])
 def test_zero_points_are_codes_or_one_more(make: Make, given: int) -> None:
-    """Kernels take them in few bits: 200 would be another number on another device."""
+    """Kernels read zero points in few bits: 200 would be different numbers on different devices."""
     q = make().to_layout("plain")
     parts = q.parts._replace(zero=torch.full_like(q.parts.zero, given))
     with pytest.raises(ArgumentError, match=r"one of 0\.\.16, .* holds 17") if given > 16 else nullcontext():
@@ -465,7 +465,7 @@ def test_what_cannot_be_quantized(value: Tensor, message: str) -> None:
 
 
 def test_a_kind_that_there_is_not() -> None:
-    """A convolution's weight would become a batch of matrices of the size of its kernel."""
+    """A convolution weight would become a batch of matrices of the size of its kernel."""
     with pytest.raises(ArgumentError, match=r"is of kind linear, .*conv, .*not 'conv2d'"):
         quantize_tensor(torch.randn(8, 4, 3, 3), "int8", kind="conv2d")
 

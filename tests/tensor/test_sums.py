@@ -1,4 +1,4 @@
-"""Adapters add floats to a quantized weight: DoRA for its norms, PEFT to experts. The sum is a float tensor."""
+"""Adding floats to a quantized weight, as DoRA does for its norms and PEFT for experts, gives a float tensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_sum_with_floats_of_its_shape_is_that_of_the_value(make: Make, how: st
 
 
 def test_products_are_added_to_a_stack_of_experts(make: Make) -> None:
-    """torch.baddbmm(W, A, B) asked for a quantized factor."""
+    """torch.baddbmm(W, A, B) and addmm with only the added matrix quantized."""
     w, a, b = make("int4-g32", 3, 64, 96), torch.randn(3, 64, 4), torch.randn(3, 4, 96)
     y = torch.baddbmm(w, a, b, alpha=2, beta=0.5)
     wanted = 0.5 * w.dequantize().double() + 2 * a.double() @ b.double()

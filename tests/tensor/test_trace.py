@@ -49,7 +49,7 @@ def test_compiled_whole(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
 def test_a_layer_compiled_in_place(scheme: str) -> None:
-    """Dynamo then reads what F.linear does with a QTensor, line by line, where it otherwise keeps the call."""
+    """Dynamo then traces into F.linear on a QTensor, which it otherwise keeps as one call."""
     layer, x = nn.Linear(64, 96), torch.randn(3, 64)
     bitport.quantize_(layer, scheme)
     wanted = layer(x)
@@ -68,7 +68,7 @@ def test_exported(scheme: str) -> None:
 
 
 def test_compiled_training_of_what_is_not_quantized() -> None:
-    """Gradients reach a float layer below quantized ones, compiled as in eager mode."""
+    """Gradients reach a float layer below quantized ones, as in eager mode."""
     below = nn.Linear(16, 64)
     above = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
     bitport.quantize_(above, "int4-g32")
@@ -83,7 +83,7 @@ def test_compiled_training_of_what_is_not_quantized() -> None:
 
 
 def test_a_compiled_model_sees_new_numbers() -> None:
-    """The weight is an input of the graph, not a constant in it."""
+    """The weight is an input of the graph, not a constant."""
     model, ids = quantized("int4-g32"), torch.arange(6).reshape(2, 3)
     torch.compiler.reset()
     run = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -107,7 +107,7 @@ def test_a_compiled_model_follows_a_cast() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
 def test_jit_traced(scheme: str) -> None:
-    """Products are in the trace, not their results for the inputs of the trace as constants."""
+    """The trace holds the products, not their results on the example inputs as constants."""
     model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 96), nn.Sigmoid())
     bitport.quantize_(model, {"0": "int8", "*": scheme})
     with torch.no_grad():
@@ -119,8 +119,8 @@ def test_jit_traced(scheme: str) -> None:
 def test_the_key_of_torchs_cache_has_all_that_a_graph_depends_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights of one matrix and two shapes, parts that lie otherwise, and bitport's own code: a graph found again for
-    another of these gives wrong results."""
+    """The key covers two shapes of one matrix, strides of parts, and bitport's own source: reusing a cached graph
+    across these gives wrong results."""
     tall, wide = (quantize_tensor(torch.ones(8, 4, *size), "int8") for size in ((3, 1), (1, 3)))
     whole = quantize_tensor(torch.ones(8, 24), "int8-g4-asym").to_layout("plain")
     piece = whole[:, :12]
@@ -135,12 +135,12 @@ def test_the_key_of_torchs_cache_has_all_that_a_graph_depends_on(
 
 
 def test_a_copy_of_an_exported_model_moves() -> None:
-    """As docs/deploy.md has it: PyTorch moves no tensor of several parts that torch.export has seen."""
+    """As docs/deploy.md says: after torch.export, PyTorch cannot move a tensor subclass in place."""
     model, ids = quantized("int4"), torch.arange(8).reshape(2, 4)
     torch.export.export(model, (ids,))
     y = copy.deepcopy(model).to(torch.bfloat16)(ids)
     assert y.dtype == torch.bfloat16
-    assert sqnr(model(ids), y) > 30  # 8 bits of each number: 2^-9 of it, and of sums over a few layers
+    assert sqnr(model(ids), y) > 30  # bfloat16 has 8 bits: errors of 2^-9 in each number, and in sums over a few layers
 
 
 def test_a_cast_that_changes_nothing_is_exported() -> None:
@@ -165,7 +165,7 @@ def test_inductor(scheme: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["mxfp4-wo", "mxfp8"])
 def test_inductor_dequantizes_scales_that_are_powers_of_two(scheme: str) -> None:
-    """It makes no loops over e8m0 on the CPU, which the scales of a weight in a layout are in."""
+    """Inductor generates no CPU loops over e8m0, the dtype of these scales in packed layouts."""
     table, stack = quantize_tensor(torch.randn(64, 96), scheme), quantize_tensor(torch.randn(3, 64, 96), scheme)
     conv = quantize_tensor(torch.randn(16, 4, 3, 3), scheme, kind="conv")
     assert {each.bits_layout for each in (table, stack, conv)} == {"cpu_tiles"}
@@ -176,7 +176,7 @@ def test_inductor_dequantizes_scales_that_are_powers_of_two(scheme: str) -> None
     inputs = torch.randn(3, 2, 96), torch.randn(1, 4, 8, 8)
     torch.compiler.reset()
     for made, eager in zip(torch.compile(run, fullgraph=True)(*inputs), run(*inputs), strict=True):
-        assert sqnr(eager.double(), made) > 120  # float32 sums in another order
+        assert sqnr(eager.double(), made) > 120  # float32 sums in a different order
 
 
 class Attending(nn.Module):
@@ -190,7 +190,7 @@ class Attending(nn.Module):
 
 
 def test_attention_of_any_length_is_exported() -> None:
-    """torch.matmul expands the weight over the batch; a length of 64, as the weight has it, is none that is special."""
+    """torch.matmul expands the weight over the batch; a length equal to the weight's 64 must not be specialized."""
     model, length = Attending().eval(), torch.export.Dim("length", max=512)
     bitport.quantize_(model, "int4-g32")
     exported = torch.export.export(model, (torch.randn(2, 5, 64),), dynamic_shapes=({1: length},)).module()

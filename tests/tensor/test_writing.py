@@ -1,4 +1,4 @@
-"""What is written into a QTensor reaches it, or is refused."""
+"""Writing into a QTensor changes it, or is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[..., QTensor]
 
 
 def test_copy_into_a_narrowed_part(make: Make) -> None:
-    """How vLLM fills a fused weight: param.narrow(...).copy_(shard)."""
+    """As vLLM fills a fused weight: param.narrow(...).copy_(shard)."""
     q, k = make("int4-g32", 64, 64), make("int4-g32", 32, 64)
     for layout in ("plain", "cpu_tiles"):
         fused = make("int4-g32", 96, 64).to_layout(layout)
@@ -53,7 +53,7 @@ def test_copy_takes_no_less_and_no_more(make: Make, full: QTensor) -> None:
 
 
 def test_copy_rounds_no_scale(make: Make) -> None:
-    """A bfloat16 model's scales cannot hold those of a float32 one."""
+    """bfloat16 scales cannot hold the values of float32 ones."""
     with pytest.raises(ArgumentError, match=r"torch.bfloat16.*torch.float32.*assign=True"):
         make(dtype=torch.bfloat16).copy_(make())
 
