@@ -1,5 +1,5 @@
-"""The native library; and devices that are not there, built once: the example's simulated one, installed by pip, and a
-guard for fake ones."""
+"""Fixtures for the native library, and for absent devices, built once: the example's simulated one, installed by pip,
+and a guard for fake ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLE = ROOT / "examples" / "outoftree-device"
 
 @pytest.fixture(params=ISAS)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    """The native library, in each variant that this processor runs."""
+    """The native library, in each variant that this processor can run."""
     assert isinstance(cpu.LIBRARY, Library)
     if request.param not in cpu.LIBRARY.available:
         pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
@@ -42,7 +42,7 @@ def compiler() -> str:
 
 @pytest.fixture(scope="session")
 def sim_site(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages that holds the example; it is built from a copy, which pip may litter."""
+    """A site folder with the example installed; it is built from a copy, since pip leaves files in the source."""
     source, site = tmp_path_factory.mktemp("source") / "outoftree-device", tmp_path_factory.mktemp("site")
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so"))
     options = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", str(site)]
@@ -62,7 +62,7 @@ def guard(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def elsewhere() -> Callable[..., None]:
-    """Run a file of tests in a process of its own: a device is registered with PyTorch for good."""
+    """Run a test file in a separate process, since registering a device with PyTorch cannot be undone."""
 
     def run(file: str, site: Path | None = None, **variables: str) -> None:
         paths = [str(ROOT / "src"), *([str(site)] if site else []), os.environ.get("PYTHONPATH", "")]

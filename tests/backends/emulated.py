@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++ on machines without a GPU: emulated.cpp around the source that a device would get."""
+"""CUDA C++ kernels on machines without a GPU: emulated.cpp around the source that a device would get."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ KERNELS = {
     "many_rows": GIVEN.format("many_rows", "s[0], s[1], s[2], s[3], s[4]")
     + "#define GROUPS sizes[3]\n#define BEGINS true\n",
 }
-"""-> what emulated.cpp asks of each; BEGINS: whether x may be read from the beginning on."""
+"""Kernel -> the macros that emulated.cpp needs; BEGINS: whether x may be read from the start."""
 
 
 class Emulated:
-    """Is called as a Function is."""
+    """Called like a Function."""
 
     def __init__(self, library: Path) -> None:
         self.emulate = ctypes.CDLL(str(library)).emulate
         self.emulate.restype = ctypes.c_char_p
         self.launches: list[tuple[int, bool]] = []
-        """(blocks of a cluster, whether it began early) of each."""
+        """(blocks per cluster, whether it may start early) of each launch."""
 
     def __call__(
         self,
@@ -55,7 +55,7 @@ class Emulated:
 
 @functools.cache
 def emulated(kernel: str, source: str, compiler: str, folder: Path) -> Emulated:
-    """The same for the same source. ``folder``: where it is compiled."""
+    """Compile ``source`` in ``folder`` for emulation; cached by the arguments."""
     place = folder / f"{kernel}-{len(list(folder.iterdir()))}"
     place.mkdir()
     (place / "source.cu").write_text(source)
@@ -68,7 +68,7 @@ def emulated(kernel: str, source: str, compiler: str, folder: Path) -> Emulated:
 
 
 def every_code_and_zero(dtype: torch.dtype) -> tuple[list[Weight], torch.Tensor]:
-    """(int8 weights with a row for each zero and a column for each code, one in each layout; what they mean)"""
+    """(int8 weights in both layouts, with a row per zero point and a column per code; their values)"""
     codes, zeros = torch.arange(256, dtype=torch.uint8).repeat(256, 1), torch.arange(256, dtype=torch.uint8)[:, None]
     layouts = {"plain": codes, "signed_int8": codes ^ 0x80}
     ones = torch.ones(256, 1, dtype=dtype)

@@ -1,12 +1,14 @@
-"""Triton's interpreter, with what it does to bfloat16 put right: it computes with the bit patterns and cuts where it
-should round, and it has no products of float32 as two bfloat16. It also reads NaN of float8_e4m3 as 480, and every
-scale of a scaled product as a power of two, and has none of CUDA's functions. That of Triton 3.6 has no constants of
-bfloat16, and takes a float argument that float32 holds as a subnormal or not at all for float64. Kernels are tried as
-they are; only the interpreter is changed, in a process that is there for that.
+"""Fixes for Triton's interpreter, used only in the separate processes of these tests, so that kernels run unmodified.
 
-It also does not do what takes two thirds of its time and changes nothing: it puts its own functions in the place of
-Triton's for each function that a kernel calls, works out anew what follows from a type for each tensor, and computes
-every sum and product of integers in 64 bits for an assertion that is off."""
+Its faults: it computes bfloat16 on bit patterns and truncates instead of rounding, has no float32 products as two
+bfloat16 ones, reads NaN of float8_e4m3 as 480, takes every scale of a scaled product as a power of two, and lacks
+CUDA's functions. That of Triton 3.6 has no bfloat16 constants, and takes a float argument that is subnormal or out of
+range in float32 for float64.
+
+It also skips work that takes two thirds of its time and changes nothing: patching Triton's functions for each function
+that a kernel calls, deriving the properties of a type for each tensor, and computing every integer sum and product in
+64 bits for an assertion that is off.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def _widened(handle: TensorHandle) -> TensorHandle:
 
 
 def _parts(handle: TensorHandle) -> tuple[TensorHandle, TensorHandle]:
-    """What bfloat16 holds of float32, and what it holds of the rest."""
+    """The bfloat16 part of a float32, and the bfloat16 part of the rest."""
     whole = torch.from_numpy(np.ascontiguousarray(handle.data, np.float32))
     first = whole.bfloat16().float()
     rest = (whole - first).bfloat16().float()
@@ -45,7 +47,7 @@ def _parts(handle: TensorHandle) -> tuple[TensorHandle, TensorHandle]:
 
 
 SCALED = hasattr(interpreter, "_dot_scaled_scale_to_f32")
-"""Whether this version has products of blocks with their scales; 3.6 has not."""
+"""Whether this version has scaled products of blocks; 3.6 does not."""
 
 
 def correct() -> None:
@@ -110,8 +112,8 @@ def _bfloat16() -> None:
 
 
 def _byte_perm() -> None:
-    """As CUDA defines it: of the eight bytes of a and b, the lowest of a first, the lower three bits of each of the
-    four lowest nibbles of the selector name one."""
+    """byte_perm as CUDA defines it: of the eight bytes of a and b, starting at the lowest of a, the low three bits of
+    each of the four lowest nibbles of the selector pick one."""
 
     def byte_perm(a: tl.tensor, b: tl.tensor, selector: Any) -> tl.tensor:
         widest = max(
@@ -153,7 +155,7 @@ def _floats() -> None:
 
 
 def _once() -> None:
-    """In the place of a module's functions once for each launch, after which they are put back."""
+    """Patch a module's functions once per launch, after which they are restored."""
     patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     done: set[Any] = set()
 
@@ -172,7 +174,7 @@ def _once() -> None:
 
 
 def _types() -> None:
-    """What follows from a type is the same for all that have it."""
+    """Cache what depends only on the type."""
     numpy_type = interpreter._get_np_dtype
     make_block, make_tensor = tl.block_type.__init__, tl.tensor.__init__
     numpy_types: dict[str, Any] = {}

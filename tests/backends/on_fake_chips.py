@@ -1,5 +1,6 @@
-"""Which kernel runs for which scheme, number of rows and chip, as one table; and that no kernel makes the host wait, so
-that all of them can be captured in a CUDA graph. Tensors of shape only; run by test_devices.py."""
+"""Which kernel runs for each scheme, number of rows and chip, as one table; and that no kernel makes the host
+synchronize, so that all can be captured in a CUDA graph. Fake tensors only; run by test_devices.py, in a separate
+process."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ torch.ops.load_library(os.environ["FAKE_DEVICE_GUARD"])
 
 N, K, EXPERTS = 128, 256, 4
 COMPILED = ("few_rows", "few_rows_int8", "many_rows", "many_rows_int8")
-"""Kernels in CUDA C++; test_cuda_few_rows.py and test_cuda_many_rows.py try what they take."""
+"""Kernels in CUDA C++, tested by test_cuda_few_rows.py and test_cuda_many_rows.py."""
 CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0), "sm100": (10, 0), "rocm": (0, 0)}
 
 CHOSEN = """
@@ -61,7 +62,7 @@ experts:int8-dyn  64 generic   generic      generic      generic            gene
 
 
 def chosen(table: str) -> Iterator[Any]:
-    """Of a table as this, what is for the device that the process has; "-": of another build of PyTorch."""
+    """The entries of a table that are for this process's device; "-" marks another build of PyTorch."""
     header, *lines = (line.split() for line in table.strip().splitlines())
     for scheme, rows, *kernels in lines:
         for chip, kernel in zip(header[2:], kernels, strict=True):
@@ -84,8 +85,8 @@ def be(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
 def arguments(
     name: str, rows: int, dtype: torch.dtype = torch.bfloat16, n: int = N, layout: str | None = None
 ) -> tuple[str, tuple[Any, ...]]:
-    """(op, its arguments) for a scheme, the weight in the layout that the device takes or in ``layout``; of experts,
-    where the name begins so."""
+    """(op, its arguments) for a scheme, with the weight in the layout that the device prefers or in ``layout``; a name
+    that begins with "experts:" gives experts."""
     experts, _, scheme_name = name.rpartition(":")
     scheme = bp.preset(scheme_name)
     k = 480 if "g48" in name else K
@@ -116,11 +117,11 @@ def check_chosen(scheme: str, rows: int, kernel: str) -> None:
 
 
 WAIT = {"_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "_unique2", "equal", "is_nonzero"}
-"""Ops that bring data to the host, or whose result has a size that depends on data."""
+"""Ops that copy data to the host, or whose output size depends on data."""
 
 
 def waits(run: Any, *args: Any) -> list[str]:
-    """What in ``run(*args)`` makes the host wait, or cannot be captured: those ops, and tensors from elsewhere."""
+    """What in ``run(*args)`` synchronizes or cannot be captured: those ops, and tensors on other devices."""
 
     def of_tensors(*tensors: Tensor) -> Any:
         left = list(tensors)
@@ -165,7 +166,7 @@ def test_nobody_waits(impl: Impl, scheme: str, rows: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("scheme", bp.PRESETS)
 def test_nobody_waits_for_the_generic_kernels(scheme: str) -> None:
-    """Which run where no kernel takes a call: they can be captured as well. (A static scale is a constant.)"""
+    """They run where no other kernel takes a call, and can be captured too. (A static scale is a constant.)"""
     op, args = arguments(scheme, 7)
     assert waits(OPS[op].generic, *args) == []
     weight = args[1:11]
@@ -176,7 +177,7 @@ def test_nobody_waits_for_the_generic_kernels(scheme: str) -> None:
 
 @pytest.mark.parametrize("op", TAKEN)
 def test_each_candidate_takes_something(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the test above cannot pass by refusals. CUDA C++ refuses without a compiler for it."""
+    """The test above cannot pass by refusals alone. CUDA C++ is left out, as it refuses without a compiler."""
     for impl in IMPLS.get((op, DEVICE), []):
         if impl.name in COMPILED:
             continue
@@ -195,14 +196,14 @@ def test_a_wait_is_seen() -> None:
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="the experts' kernels are for CUDA")
 def test_the_generic_experts_do_wait() -> None:
-    """Why there are kernels for them: the generic one reads the bounds."""
+    """The reason for separate expert kernels: the generic one reads the bounds."""
     op, args = arguments("experts:int4", 64)
     with pytest.raises(DataDependentOutputException):
         waits(OPS[op].generic, *args)
 
 
 REFUSED = [
-    # kernel, scheme, rows, dtype of x, n, chip, PyTorch's CUDA, part of the reason
+    # kernel, scheme, rows, dtype of x, n, chip, PyTorch's CUDA version, part of the reason
     ("dense_mm", "int4", 2191, torch.bfloat16, N, "sm90", (12, 9), "int4 dense pays from 2192 rows on; x has 2191"),
     ("dense_mm", "int8", 999, torch.bfloat16, N, "sm90", (12, 9), "tile_packed_8; the weight is in layout signed_int8"),
     ("scaled_mm_blocks", "fp8-block", 4, torch.bfloat16, 160, "sm90", (12, 9), "multiples of 128, not 160 and 256"),
@@ -263,6 +264,6 @@ def test_the_op_with_tinygemms_contract(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_break_even_is_where_the_bytes_are_equal() -> None:
-    """Codes once per 16 rows, against codes once and what making them dense moves."""
+    """Codes read once per 16 rows, against codes read once plus what dequantizing them moves."""
     rows = dense_mm.least_rows(DENSE, "int4")
     assert rows / DENSE.rows_per_pass * 0.5 == 0.5 + DENSE.moved

@@ -1,6 +1,6 @@
-"""How a device that is not there would hold a weight, which kernel it would run, and what that kernel calls: tensors of
-shape only, on XPU, CUDA or MPS. Run by test_devices.py, in a process of its own: FAKE_DEVICE names the device,
-FAKE_DEVICE_GUARD a compiled guard.cpp."""
+"""How an absent device would hold a weight, which kernel it would run, and what that kernel calls: fake tensors on XPU,
+CUDA or MPS. Run by test_devices.py, in a separate process: FAKE_DEVICE names the device, FAKE_DEVICE_GUARD a compiled
+guard.cpp."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ ATEN = {
 }
 INT4 = {"xpu": "plain_int32", "cuda": "tile_packed_8", "mps": "int4_pairs"}[DEVICE]
 INT4_ROUNDED = "plain_int32" if DEVICE == "xpu" else "plain"
-"""Where inputs are rounded: no layout whose only kernels take them as they are."""
+"""The layout where inputs are rounded: not one whose only kernels take unrounded inputs."""
 NOT_INT8, NOT_FP8 = "the weight must be int8 without zero point", "the weight must be float8_e4m3"
 NO_INT8 = {"int_mm": NOT_INT8} if DEVICE != "mps" else {}
 ROUNDED = "rounded as fp8 or fp8-tensor or fp8-e5m2-tensor, not "
 
 
 def units(scaled_mm: str) -> dict[str, str]:
-    """Why neither unit takes it, on devices that have these two."""
+    """Why neither unit takes the call, on devices that have both."""
     return {**NO_INT8, "scaled_mm": scaled_mm} if NO_INT8 else {}
 
 
 EXPECTED: dict[str, tuple[str, str, dict[str, str]]] = {
-    # scheme -> layout, kernel, part of the reason of each kernel that would have been faster
+    # scheme -> layout, kernel, part of the reason of each faster kernel
     "int4": (INT4, "int4pack_mm", {}),
     "int4-sym": (INT4, "int4pack_mm", {}),
     "int4-g32": (INT4, "int4pack_mm", {}),
@@ -247,7 +247,7 @@ def test_quantized_without_data() -> None:
 
 
 def test_weights_that_come_and_go_by_their_data() -> None:
-    """As group offloading of diffusers has them."""
+    """As in group offloading of diffusers."""
     weight = layer("int4").weight
     for device in ("cpu", DEVICE):
         weight.data = weight.data.to(device)

@@ -1,6 +1,6 @@
-"""Triton's kernels on a chip that is not there: which is chosen for which scheme, rows and chip, beside PyTorch's own;
-and that what is done around a launch makes no one wait, so that all of it can be captured in a CUDA graph. Tensors of
-shape only, launches are written down; run by test_devices.py, as on_fake_chips.py."""
+"""Triton's kernels on an absent chip: which one is chosen for each scheme, number of rows and chip, beside PyTorch's
+own; and that the host code around a launch never synchronizes, so that all of it can be captured in a CUDA graph. Fake
+tensors only, launches are recorded; run by test_devices.py, like on_fake_chips.py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ experts:mxfp4    64    triton_tiles     triton_tiles       triton_scaled      tr
 
 
 def be(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
-    """The chip's table and abilities, beside what PyTorch says of it."""
+    """Make the chip's table and abilities the current ones, besides what PyTorch says of it."""
     on_fake_chips.be(monkeypatch, chip)
     file = configs.FOLDER / f"{chip}.json"
     content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
@@ -66,7 +66,7 @@ def be(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """(kernel, its arguments by name) of every launch, none of which happens."""
+    """(kernel, its arguments by name) of every launch; none is executed."""
     found: list[tuple[str, dict[str, Any]]] = []
 
     def write_down(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -126,7 +126,7 @@ SCHEMES = {
 
 
 def test_a_table_of_int4_is_read_by_rows() -> None:
-    """A lookup makes its rows dense, not the whole table."""
+    """A lookup dequantizes its rows, not the whole table."""
     _, args = arguments("int4", 1)
     ids = torch.empty(3, dtype=torch.int64, device=DEVICE)
     assert decide("embedding", ids, *args[1:11], torch.bfloat16).kernel == "triton_rows"
@@ -134,7 +134,7 @@ def test_a_table_of_int4_is_read_by_rows() -> None:
 
 
 def cached(width: int) -> tuple[Any, ...]:
-    """One query over 37 tokens in int4, and one in bfloat16."""
+    """Attention arguments: one query over 37 int4 tokens and one bfloat16 token."""
 
     def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(1, *sizes, dtype=dtype, device=DEVICE)
@@ -199,7 +199,7 @@ def test_nobody_waits(
     launched: list[tuple[str, dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Around the launches there are tensors of the device and whole numbers, none of which was read from it."""
+    """The host code around launches uses only device tensors and integers that were not read from the device."""
     be(monkeypatch, "sm100")
     taken = 0
     for scheme in SCHEMES[op]:
@@ -216,7 +216,7 @@ def test_nobody_waits(
 
 
 DOTS = {type(each) for each in kernels.linear.TYPES.values()}
-"""Triton's types, which tiles is told to multiply in."""
+"""Triton's types in which tiles can multiply."""
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)

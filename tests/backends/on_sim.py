@@ -1,5 +1,5 @@
-"""bitport on a device from outside: the example package, installed by pip and found by its entry points alone.
-Run by test_devices.py, in a process of its own."""
+"""bitport on an out-of-tree device: the example package, installed by pip and found by its entry points alone. Run by
+test_devices.py, in a separate process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.backends.products import products, shortfall
 SIM = torch.device("sim:0")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HELD = ("int4", "int4-g32-sym", "int4-channel", "int8", "int8-asym", "int8-g64")
-"""Schemes of the device's own kernel."""
+"""Schemes that the device's own kernel takes."""
 
 plugins.load()
 import bitport_simdev as sim  # noqa: E402
@@ -45,7 +45,7 @@ def moved(args: tuple[Any, ...], device: torch.device = SIM) -> tuple[Any, ...]:
 
 
 def model(*schemes: str) -> nn.Sequential:
-    """A few layers, each in its own scheme, in bfloat16."""
+    """A few bfloat16 layers, each in its own scheme."""
     torch.manual_seed(1)
     layers: list[nn.Module] = []
     for scheme in schemes:
@@ -79,7 +79,7 @@ def test_found_by_its_entry_points() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("scheme", HELD)
 def test_its_kernel_computes(scheme: str, dtype: torch.dtype, fallback: bool) -> None:
-    """Each call counted by the kernel, none handed back, no op of any kind left to the CPU."""
+    """The kernel counts each call, hands none back, and no op falls back to the CPU."""
     for n, k in ((24, 72), (13, 256)):
         here = products(scheme, dtype, "sim_rows8", n, k)
         samples = [Sample(s.name, moved(s.args), s.expected, s.budget) for s in here]
@@ -117,7 +117,7 @@ def test_what_it_does_not_take_it_hands_back(scheme: str) -> None:
 
 
 WRONG: dict[str, tuple[dict[int, Any], str]] = {
-    # arguments that differ (by position: x, data, scale, zero, scale2, dtype, n, k, block_n, block_k, layout, bias)
+    # changed arguments (by position: x, data, scale, zero, scale2, dtype, n, k, block_n, block_k, layout, bias)
     "x-on-the-cpu": ({0: torch.ones(5, 128)}, "x is on cpu, the weight on sim:0"),
     "data-on-the-cpu": ({1: torch.zeros(3, 128, 4, dtype=torch.uint8)}, "x is on sim:0, the weight on cpu"),
     "bias-on-the-cpu": ({11: torch.ones(24)}, "bias is on cpu, x on sim:0"),
@@ -267,7 +267,7 @@ def test_explained() -> None:
 
 
 def test_measured() -> None:
-    """``bitport bench`` waits for the device by torch.accelerator."""
+    """``bitport bench`` synchronizes the device through torch.accelerator."""
     rows = speeds(256, 64, (1,), ("int4",), device=SIM, repetitions=1)
     assert [row.kernel for row in rows] == ["sim's own (dispatcher)"]
 
@@ -313,7 +313,7 @@ def test_gradient() -> None:
 
 
 def test_its_layout_elsewhere() -> None:
-    """Any device reads any layout: the CPU computes with a weight that lies as sim wants it."""
+    """Any device can read any layout: the CPU computes with a weight in the layout of sim."""
     q = bp.quantize_tensor(torch.randn(24, 128), bp.preset("int4-g32"))
     x = torch.randn(5, 128)
     assert torch.equal(F.linear(x, q.to_layout("sim_rows8")), F.linear(x, q.to_layout("plain")))
@@ -325,7 +325,7 @@ def test_its_layout_elsewhere() -> None:
     [("int4-g32", None), ("int8-dyn", "int8"), ("fp8", "fp8"), ("mxfp8", "mxfp8"), ("nf4", None)],
 )
 def test_training(scheme: str, gradients: str | None) -> None:
-    """Three steps there and here, from the same weights: the same model comes out, to float32's rounding."""
+    """Three steps on the device and on the CPU from the same weights give the same model, up to float32 rounding."""
     torch.manual_seed(2)
     here = nn.Sequential(nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 32))
     there = copy.deepcopy(here).to(SIM)

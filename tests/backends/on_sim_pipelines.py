@@ -1,5 +1,5 @@
-"""Pipelines of diffusers on a device from outside: moved there, offloaded from there, loaded to it. Run by
-test_devices.py, in a process of its own."""
+"""diffusers pipelines on an out-of-tree device: moved to it, offloaded from it, loaded onto it. Run by test_devices.py,
+in a separate process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def where(model: Any) -> set[tuple[str, str]]:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """In float32, where only the order of sums may differ."""
+    """Equal in float32 up to the order of sums."""
     return float(sqnr(expected, found)) > 100
 
 
@@ -73,5 +73,5 @@ def test_loaded_there(kind: str, tmp_path: Path, expected: torch.Tensor) -> None
     assert close(latents(flux_pipeline(model), DEVICE), expected)
     places = {name: "cpu" if "single" in name else DEVICE for name, _ in model.named_children()}
     model = FLUX.from_pretrained(tmp_path, device_map=places, **config)
-    assert {device for device, _ in where(model)} == {"sim", "meta"}  # what rests on the CPU comes when it is used
+    assert {device for device, _ in where(model)} == {"sim", "meta"}  # parts kept on the CPU are loaded when used
     assert close(latents(flux_pipeline(model), DEVICE), expected)

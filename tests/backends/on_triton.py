@@ -1,5 +1,5 @@
 """Triton's kernels against the generic ones and float64: in its interpreter on CPU tensors, or on the device that
-TRITON_DEVICE names. Run by test_triton.py in a process of its own, since triton is told at import to interpret."""
+TRITON_DEVICE names. Run by test_triton.py in a separate process, since triton reads at import whether to interpret."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def misses(sample: Sample, run: Callable[..., Tensor]) -> float:
 
 
 ELSEWHERE = ("triton_rounding", "triton_scaled")
-"""Tried in on_triton_inputs.py and on_triton_scaled.py."""
+"""Tested in on_triton_inputs.py and on_triton_scaled.py."""
 DTYPES = {"dyn_linear": "fp16", "dequantize": "fp32"}
-"""Of samples, bf16 for the other ops; test_products_of_any_shape tries every one."""
+"""Dtypes of samples, bf16 for the other ops; test_products_of_any_shape covers all."""
 KINDS = {"triton_dense": ("strided",), "triton_gemv": ("vector", "row")}
-"""Kinds of inputs where not all of them make a difference."""
+"""Kinds of inputs, for kernels where not all of them matter."""
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ KINDS = {"triton_dense": ("strided",), "triton_gemv": ("vector", "row")}
     [pytest.param(*kernel, id=f"{kernel[0]}-{kernel[1]}") for kernel in KERNELS if kernel[1] not in ELSEWHERE],
 )
 def test_samples(op: str, name: str, run: Callable[..., Tensor], refuses: Callable[..., str | None]) -> None:
-    """Every scheme; what is refused is refused for having no rows, or scales that differ along a row."""
+    """Every scheme; the only reasons to refuse are no rows, or scales that differ along a row."""
     missed, taken = {}, 0
     for sample in OPS[op].samples(torch.device("cpu"), FLOATS[DTYPES.get(op, "bf16")]):
         if not sample.name.endswith(KINDS.get(name, "")) or "-large" in sample.name:
-            continue  # of tiles: test_products_of_any_shape
+            continue  # for tiles see test_products_of_any_shape
         reason = refuses(*sample.args)
         assert reason is None or reason == NO_ROWS or "along a row" in reason
         if reason is None:
@@ -74,7 +74,7 @@ def test_samples(op: str, name: str, run: Callable[..., Tensor], refuses: Callab
 
 
 SHAPES = ((17, 65, 264), (1, 20, 100), (1, 1, 1), (3, 33, 7), (2, 10, 1030), (5, 18, 520))
-"""Rows, N, K; all for bf16, the first two for the others."""
+"""(rows, N, K); all for bf16, the first two for the others."""
 WEIGHTS = ("int4-g32", "int4-g20-sym", "int3-g24", "int8", "int6-g32-fzero", "nf4", "fp8-wo", "mxfp4-wo")
 ROUNDED = (
     *(
@@ -95,7 +95,7 @@ PRODUCTS = {"gemv": linear.gemv, "tiles": linear.tiles}
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("scheme", [*WEIGHTS, *ROUNDED])
 def test_products_of_any_shape(scheme: str, dtype: str) -> None:
-    """Each product, asked directly, whatever the table would choose."""
+    """Each product called directly, whatever the table would choose."""
     act, missed = preset(scheme).act, {}
     for (m, n, k), (name, product) in itertools.product(SHAPES if dtype == "bf16" else SHAPES[:2], PRODUCTS.items()):
         if name == "gemv" and (act in rounding.SEPARATE or m > 5):
@@ -111,7 +111,7 @@ def test_products_of_any_shape(scheme: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_budgets_can_fail(name: str) -> None:
-    """One code of 12,288 that is off by half the range is seen."""
+    """One of 12,288 codes off by half the range is noticed."""
     (sample,) = products("int4-g32", FP32, "plain", n=48, k=256, m=5)
     x, data, *rest = here(sample.args)
     data = data.clone()
@@ -132,7 +132,8 @@ def test_every_code(dtype: str) -> None:
 
 
 def codes_of(dtype: str) -> None:
-    """All codes of a type, the specials too, at every place of a unit, in rows that start at words and that do not."""
+    """Check all codes of a type, special values too, at every position of a unit, in rows that are word-aligned and
+    not."""
     number = NUMBER_TYPES[dtype]
     for k in (256 + 8, 256 + 7):
         codes = torch.arange(k) % (number.qmax + 1)
@@ -169,14 +170,14 @@ def test_parts_that_do_not_start_at_a_word_or_are_strided() -> None:
 
 
 def with_gaps(part: Tensor) -> Tensor:
-    """The same entries, each with something else behind it."""
+    """The same elements with other data in between."""
     raw = part.view(torch.uint8) if part.dtype.itemsize == 1 else part
     return torch.stack([raw, torch.full_like(raw, 3)], -1)[..., 0].view(part.dtype)
 
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "nvfp4-wo"])
 def test_gaps_between_entries_are_seen(scheme: str) -> None:
-    """Of every operand: a column of a matrix is a bias, the last column of a batch of tokens are ids."""
+    """For every operand: a bias may be a column of a matrix, ids the last column of a batch of tokens."""
     _, (x, *rest) = weight(scheme)
     experts = [part if part is None else part.expand(3, *part.shape).contiguous() for part in rest[:4]]
     ends, ids = torch.tensor([1, 3, 5], dtype=torch.int32, device=DEVICE), torch.tensor([3, 40, 7], device=DEVICE)
@@ -191,7 +192,7 @@ def test_gaps_between_entries_are_seen(scheme: str) -> None:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_splits_of_k(name: str) -> None:
-    """One program for everything, and as many as there are steps, give the same within the budget."""
+    """One program in all, or as many as there are steps, stay within the budget."""
     sample, (x, *rest) = weight("int4-g32", n=24, k=2056, m=2)
     for programs in (1, 3, 1000):
         content = configs.of(DEVICE).content
@@ -203,7 +204,7 @@ def test_splits_of_k(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["native", "folded"])
 def test_sums_of_integers_are_exact(name: str) -> None:
-    """-128 x 127 and the like, with scales that are powers of two: nothing may be rounded."""
+    """Products like -128 x 127 with power-of-two scales: nothing may be rounded."""
     n, k, m = 16, 1056, 20
     codes = torch.randint(0, 2, (n, k)) * 255
     codes[0] = 0
@@ -217,7 +218,7 @@ def test_sums_of_integers_are_exact(name: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8-dyn", "int8-dyn-g64", "int4-int8-g32-sym"])
 def test_without_products_of_int8(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes are then multiplied in another type that holds them exactly."""
+    """Codes are then multiplied in another type that represents them exactly."""
     monkeypatch.setattr(configs, "of", lambda device: configs.Config(DEFAULT, int8=False))
     (sample,) = products(scheme, BF16, "plain", n=33, k=264, m=17)
     x, *rest = here(sample.args)
@@ -285,7 +286,7 @@ def test_ids_outside_the_table_are_nan() -> None:
     ],
 )
 def test_which_kernel_is_chosen(scheme: str, m: int, kernel: str) -> None:
-    """By the default table, for tensors without data."""
+    """By the default table, for meta tensors."""
     (sample,) = products(scheme, BF16, "plain", n=64, k=256, m=1)
     args = [arg.to("meta") if isinstance(arg, Tensor) else arg for arg in sample.args]
     args[0] = torch.empty(m, 256, dtype=BF16, device="meta")
@@ -305,7 +306,7 @@ def test_layouts_that_are_refused() -> None:
 
 @pytest.mark.usefixtures("own_tables")
 def test_compiled_whole() -> None:
-    """The op is one node of a graph without breaks, and what runs in it is the kernel that was forced."""
+    """The op is one node of a graph without breaks, which runs the forced kernel."""
     ran: list[int] = []
 
     def counted(*args: Any) -> Tensor:
@@ -326,7 +327,7 @@ def test_compiled_whole() -> None:
 @pytest.mark.parametrize("scheme", ["int4", "int8-dyn", "fp8-row", "fp8-block", "nvfp4"])
 @pytest.mark.parametrize("m", [1, 5, 300])
 def test_recorded_in_a_graph(scheme: str, m: int) -> None:
-    """No call waits for the device, and a graph replayed with another input gives that input's result."""
+    """No call synchronizes, and replaying the graph with another input gives that input's result."""
     (sample,) = products(scheme, BF16, "plain", n=64, k=256, m=m)
     x, *rest = here(sample.args)
     op, still = OPS["dyn_linear" if preset(scheme).act else "linear"].overload, x.clone()

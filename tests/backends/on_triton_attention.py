@@ -1,5 +1,5 @@
-"""Triton's attention over quantized keys and values, against float64. Run by test_triton.py, as on_triton.py, which
-tries the samples of the op."""
+"""Triton's attention over quantized keys and values, against float64. Run by test_triton.py, like on_triton.py, which
+covers the samples of the op."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if DEVICE.type == "cpu":
 
 
 def moved(call: Call, device: torch.device) -> list[Any]:
-    """What lies there already keeps its strides."""
+    """The arguments on ``device``; a tensor already there keeps its strides."""
     return [arg.to(device) if isinstance(arg, Tensor) else arg for arg in call.args()]
 
 
@@ -63,7 +63,7 @@ def test_formats_and_widths(keys: str, values: str, width: int, dtype: torch.dty
 
 
 class Launches:
-    """What a kernel is launched with."""
+    """Records the constants with which a kernel is launched."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -80,8 +80,8 @@ class Launches:
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("width", [3, 16, 128, 256])
 def test_no_sum_is_shorter_than_threads_read(width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product sums over a key's columns, then over tokens. Triton 3.6 lets each of four threads read eight codes of
-    four bits in a row, and sums of fewer than 32 are wrong on a GPU; in the interpreter none is."""
+    """A product sums over a key's columns, then over tokens. Triton 3.6 lets each of four threads read eight 4-bit
+    codes in a row, so sums of fewer than 32 are wrong on a GPU, though not in the interpreter."""
     launches = Launches(attention.attend)
     monkeypatch.setattr(attention, "attend", launches)
     of = sample("", CPU, dtype, "int4", "int5-g16", shape=(1, 2, 1, width), value_width=width, tokens=40, dense=5)
@@ -102,7 +102,7 @@ def test_heads_and_rows(heads: tuple[int, int], rows: int) -> None:
 @pytest.mark.parametrize("programs", [1, 20, 1000])
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129, 700])
 def test_stretches_of_any_length(tokens: int, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One program for all tokens, and as many as there are steps."""
+    """One program for all tokens, up to as many as there are steps."""
     content = configs.of(DEVICE).content
     config = configs.Config({**content, "gemv": {**content["gemv"], "programs": programs}})
     monkeypatch.setattr(configs, "of", lambda device: config)
@@ -112,7 +112,7 @@ def test_stretches_of_any_length(tokens: int, programs: int, monkeypatch: pytest
 
 
 def test_budgets_can_fail() -> None:
-    """One code of 2368 that is off by half the range is seen."""
+    """One of 2368 codes off by half the range is noticed."""
     of = sample("", CPU, FP32, "int8", "int8")
     call = Call.of(*of.args)
     call.values.data[0, 0, 5, 7] ^= 128
@@ -120,7 +120,7 @@ def test_budgets_can_fail() -> None:
 
 
 def changed(**fields: Any) -> tuple[Tensor, Tensor]:
-    """(the result, that of the generic kernel)"""
+    """(the result, that of the generic kernel) of a call with ``fields`` replaced."""
     call = Call.of(*sample("changed", CPU, FP32, "int8", "int8", rows=4, mask="float").args)._replace(**fields)
     return run(call), OPS["attention"].generic(*moved(call, CPU))
 
@@ -141,8 +141,8 @@ def test_a_row_that_sees_nothing_is_zeros() -> None:
 
 
 def test_rows_of_a_mask_may_lie_far_apart() -> None:
-    """Beyond 2^31 elements, as those of a text of 46,341 tokens do. On a CPU pages that nobody touches take no memory.
-    Made where it is read: to(device) packs it."""
+    """Beyond 2^31 elements, as in the mask of a text of 46,341 tokens. On a CPU, untouched pages take no memory. The
+    mask is created on the device, since to(device) would pack it."""
     step = 1 << 30
     mask = torch.empty(3 * step + 37, dtype=torch.bool, device=DEVICE).as_strided((1, 1, 4, 37), (0, 0, step, 1))
     mask[:] = torch.rand(4, 37, device=DEVICE) > 0.5
@@ -152,7 +152,7 @@ def test_rows_of_a_mask_may_lie_far_apart() -> None:
 
 
 def test_scores_far_apart_and_masks_of_the_largest_size() -> None:
-    """Weights that vanish are zero, and nothing overflows; -3.4e38 for all is the mean of all values."""
+    """Vanishing weights become zero, and nothing overflows; -3.4e38 everywhere gives the mean of all values."""
     mask = torch.zeros(1, 1, 4, 37)
     mask[..., 20:] = torch.finfo(FP32).min
     got, wanted = changed(mask=mask, scale=3000.0)
@@ -171,7 +171,7 @@ def test_not_a_number_stays_in_its_row() -> None:
 
 
 def test_a_store_is_read_as_it_lies() -> None:
-    """With room behind its rows, which is not copied away."""
+    """With the spare room behind its rows, which is not copied away."""
     store = KeyValueStore("int4")
     for tokens in (150, 1):
         store.append(*torch.randn(2, 2, 2, tokens, 64, device=DEVICE))

@@ -1,5 +1,5 @@
-"""Every kernel compiled to machine code for GPUs that are not here: what the interpreter lets pass, a compiler may not.
-Run by test_triton.py in a process of its own. TRITON_TARGETS names the targets; TRITON_ALL=1 takes every scheme."""
+"""Every kernel compiled to machine code for absent GPUs: the interpreter accepts code that a compiler may reject. Run
+by test_triton.py in a separate process. TRITON_TARGETS names the targets; TRITON_ALL=1 takes every scheme."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ALL = tuple(
 
 @pytest.fixture(params=os.environ["TRITON_TARGETS"].split(","))
 def made(request: pytest.FixtureRequest) -> Iterator[list[CompiledKernel]]:
-    """What was compiled for the target instead of being launched."""
+    """Collects the kernels compiled for the target instead of launched, and checks each."""
     with compiling(request.param) as compiled:
         yield compiled
     target = TARGETS[request.param]
@@ -82,7 +82,7 @@ def test_the_probe_finds_a_compiler_for_the_chip(made: list[CompiledKernel]) -> 
 
 
 class Without(Absent):
-    """Triton compiles its driver first, in C."""
+    """A driver that fails, since Triton compiles its own in C first."""
 
     def get_current_target(self) -> GPUTarget:
         raise RuntimeError("Failed to find C compiler.")
@@ -93,7 +93,8 @@ class Without(Absent):
     [(Absent(GPUTarget("hip", "gfx803", 64)), "PassManager"), (Without(TARGETS["sm90"]), "Failed to find C compiler")],
 )
 def test_the_probe_says_why_triton_is_of_no_use(driver: Absent, reason: str) -> None:
-    """Elsewhere the generic kernels run; a chip that Triton does not know would end in a traceback of each product."""
+    """The generic kernels run instead; otherwise every product on a chip that Triton does not know would end in a
+    traceback."""
     triton.runtime.driver.set_active(driver)
     probe._store.device_caches.clear()
     fault = probe.fault()
@@ -112,7 +113,7 @@ def test_the_probe_names_the_oldest_triton(monkeypatch: pytest.MonkeyPatch) -> N
     ["int3", "int4-g32", "int8-dyn", *(["int2", "int4", "nf4", "int8", "int4-int8", "fp8-row"] if EVERY else [])],
 )
 def test_one_output(scheme: str, made: list[CompiledKernel]) -> None:
-    """As of a head that gives a score. To the compiler an argument of 1 is a constant."""
+    """For example a head that gives a score. The compiler takes an argument of 1 as a constant."""
     for m in (1, 4):
         (sample,) = products(scheme, BF16, "plain", n=1, k=1024, m=m)
         (kernels.run_dyn if preset(scheme).act else kernels.run_linear)(kernels.linear.tiles)(*sample.args)
@@ -120,7 +121,8 @@ def test_one_output(scheme: str, made: list[CompiledKernel]) -> None:
 
 
 def test_numbers_of_rows_share_a_kernel(made: list[CompiledKernel]) -> None:
-    """Compiling takes seconds: not again for a number that 16 divides, nor for a split of one step."""
+    """Compiling takes seconds: a number that 16 divides, or a split of a single step, must not compile another
+    kernel."""
     for m in (9, 11, 16):
         (sample,) = products("int4", BF16, "plain", n=128, k=1024, m=m)
         kernels.run_linear(kernels.linear.tiles)(*sample.args)
@@ -129,8 +131,8 @@ def test_numbers_of_rows_share_a_kernel(made: list[CompiledKernel]) -> None:
 
 
 def test_long_steps_take_no_more_memory(made: list[CompiledKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are measured with steps of their own; scales of 128 columns of x make longer ones. Whole steps, so not the
-    same to the byte."""
+    """Tables are measured with their own step sizes; scales per 128 columns of x make longer steps. Steps are whole, so
+    sizes match only roughly."""
     tile = {"rows": None, "BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 4, "programs": 1}
     config = configs.Config({**configs.of(torch.device("cpu")).content, "tiles": [tile]})
     monkeypatch.setattr(configs, "of", lambda device: config)
@@ -138,7 +140,7 @@ def test_long_steps_take_no_more_memory(made: list[CompiledKernel], monkeypatch:
         (sample,) = products(scheme, FP32, "plain", n=256, k=1024, m=300)
         kernels.run_dyn(kernels.linear.tiles)(*sample.args)
     short, long = (each.metadata.shared for each in made if each.name == "tiles")
-    if not {"sm70", "sm75"} & set(os.environ["TRITON_TARGETS"].split(",")):  # they copy nothing ahead
+    if not {"sm70", "sm75"} & set(os.environ["TRITON_TARGETS"].split(",")):  # they do not prefetch
         assert long <= 1.25 * short
 
 
@@ -152,7 +154,7 @@ def test_rows(scheme: str, made: list[CompiledKernel]) -> None:
 
 
 def experts(scheme: str) -> list[Any]:
-    """Eight of one weight."""
+    """Arguments for eight experts with the same weight."""
     (sample,) = products(scheme, BF16, "plain", n=128, k=1024, m=64)
     x, *rest = sample.args
     parts = [None if part is None else torch.stack([part.view(torch.uint8)] * 8).view(part.dtype) for part in rest[:4]]
@@ -187,9 +189,9 @@ def test_inputs(dtype: torch.dtype, act: str, made: list[CompiledKernel]) -> Non
     [("int4-g32", 1, FP32), ("int8", 70, BF16), *([("int4-g32", 1, BF16), ("int8", 70, FP32)] if EVERY else [])],
 )
 def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[CompiledKernel]) -> None:
-    """Of quantized tokens and dense ones. One more token, in memory that has room for it, compiles nothing. Half the
-    rows would have their operands in registers always, and take 11 % more instructions for each of them (sm90, float32,
-    128 wide): less than a tenth of a loop may be what moves operands to memory of the thread and back."""
+    """Over quantized and dense tokens. One more token, in memory with room for it, compiles nothing new. With half the
+    rows operands would always be in registers, but each row would take 11 % more instructions (sm90, float32, 128
+    wide): moving operands to local memory and back must stay below a tenth of a loop."""
     sizes: dict[str, Any] = {"shape": (1, 8, 2, 128), "value_width": 128, "rows": rows, "dense": 70}
     of = sample("", torch.device("cpu"), dtype, format, format, tokens=201, causal=True, **sizes)
     call = Call.of(*of.args)
@@ -216,7 +218,7 @@ UNIT_TAKES_SCALES = {
 
 @pytest.mark.parametrize("act", scaled.BLOCKS)
 def test_scales_go_to_the_unit(act: str, made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
-    """Not a decoded block: the instruction is the one that takes scales, wherever the predicate says there is one."""
+    """The weight is not decoded: the instruction takes scales, wherever the predicate says there is one."""
     target = request.node.callspec.params["made"]
     for k in (1024, 992):
         (sample,) = products(act, BF16, "plain", n=256, k=k, m=200)
@@ -286,7 +288,7 @@ FLOAT8 = ("ptx", re.compile(r"mma\S*\.e4m3\.e4m3|mma\S*kind::f8f6f4"))
 def test_int8_is_multiplied_as_such(
     scheme: str, m: int, made: list[CompiledKernel], request: pytest.FixtureRequest
 ) -> None:
-    """Groups too, whose scales are applied to sums of a group; before sm80 the compiler would make nothing of it."""
+    """Groups too, whose scales are applied to sums of a group; before sm80 the compiler would not use the unit."""
     target = request.node.callspec.params["made"]
     (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=m)
     kernels.run_dyn(kernels.linear.tiles)(*sample.args)
@@ -297,7 +299,7 @@ def test_int8_is_multiplied_as_such(
 
 @pytest.mark.parametrize("scheme", ["fp8", "fp8-block"])
 def test_float8_is_multiplied_as_such(scheme: str, made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
-    """Where the chip does; elsewhere it is bfloat16 by then."""
+    """Where the chip supports it; elsewhere it has been converted to bfloat16."""
     target = request.node.callspec.params["made"]
     (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=300)
     kernels.run_dyn(kernels.linear.tiles)(*sample.args)
@@ -308,14 +310,14 @@ def test_float8_is_multiplied_as_such(scheme: str, made: list[CompiledKernel], r
 
 
 def test_codes_of_one_row_are_read_in_vectors(made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
-    """16 bytes to a thread, where the sizes divide; x, of which there is less, comes in 8. Read from PTX."""
+    """16 bytes per thread where the sizes divide; x, which is smaller, is read 8 bytes at a time. Read from PTX."""
     widths = []
     for k in (4096, 4100):
         (sample,) = products("int4-channel", BF16, "plain", n=256, k=k, m=1)
         kernels.run_linear(kernels.linear.gemv)(*sample.args)
         target = TARGETS[request.node.callspec.params["made"]]
         if target.backend != "cuda" or target.arch < 80:
-            return  # it has no copies to shared memory
+            return  # it has no asynchronous copies to shared memory
         text = [each for each in made if each.name == "gemv"][-1].asm["ptx"]
         widths.append(set(re.findall(r"cp\.async\.c\S+ \[[^\]]+\], \[[^\]]+\], (0x\w+)", text)))
     assert "0x10" in widths[0]
@@ -326,18 +328,18 @@ ROOM = (
     *(("int4-g32", BF16, 16), ("int8", BF16, 1)),
     *(("fp8-wo", BF16, 16), ("int4-int8", BF16, 16)),
 )
-"""Those that take few with the blocks that an H100 measured; for int4 others, which take more, were the fastest."""
+"""Schemes that need few, with the blocks measured on an H100; for int4, blocks that need more were the fastest."""
 
 
 @pytest.mark.parametrize(
     ("scheme", "dtype", "m"), [pytest.param(*each, id=f"{each[0]}-{str(each[1])[6:]}-{each[2]}") for each in ROOM]
 )
 def test_few_rows_wait_for_memory_alone(scheme: str, dtype: torch.dtype, m: int) -> None:
-    """On H100, where the goal is 85 % of the bandwidth: 3.35e12 B/s of int4 with a scale (2 B) and a zero (1 B) for 128
-    are 5.4e12 weights a second, 23.5 a clock and multiprocessor (132 at 1.755 GHz). A loop that keeps its pipes 70 %
-    busy may then take 3.8 instructions for a weight (128 a clock), 1.9 of them on integers (64); this asserts it pipe
-    by pipe, for what each scheme moves. Bytes on their way: those that arrive within the latency of memory. Codes come
-    16 bytes at a time, 8 where a unit has no more."""
+    """On H100, with a goal of 85 % of the bandwidth: 3.35e12 B/s of int4 with a scale (2 B) and a zero (1 B) per 128
+    are 5.4e12 weights a second, 23.5 per clock and multiprocessor (132 at 1.755 GHz). A loop that keeps its pipes 70 %
+    busy may then take 3.8 instructions per weight (128 a clock), 1.9 of them on integers (64); this is asserted pipe by
+    pipe, for the bytes that each scheme moves. Bytes in flight must cover the memory latency. Codes are read 16 bytes
+    at a time, or 8 where a unit has no more."""
     if "sm90" not in os.environ["TRITON_TARGETS"].split(","):
         pytest.skip("counted for sm90")
     loop = instructions.of("sm90", scheme, dtype, m)
@@ -360,8 +362,8 @@ def test_few_rows_wait_for_memory_alone(scheme: str, dtype: torch.dtype, m: int)
     ],
 )
 def test_no_scheme_takes_so_many_instructions_that_bf16_is_faster(target: str, scheme: str, m: int) -> None:
-    """A product of bfloat16 waits for two bytes of each weight. Pipes that are 70 % busy must get through as many
-    weights meanwhile."""
+    """A bfloat16 product waits for two bytes per weight. Pipes that are 70 % busy must process as many weights in that
+    time."""
     if target not in os.environ["TRITON_TARGETS"].split(","):
         pytest.skip(f"counted for {target}")
     loop, chip = instructions.of(target, scheme, BF16, m), instructions.CHIPS[target]

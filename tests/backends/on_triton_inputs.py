@@ -1,4 +1,4 @@
-"""Inputs rounded by Triton's kernels, against the generic op: the same bits. Run by test_triton.py, as on_triton.py."""
+"""Inputs rounded by Triton's kernels have the bits of the generic op. Run by test_triton.py, like on_triton.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if DEVICE.type == "cpu":
 
 
 def values(dtype: torch.dtype, k: int) -> Tensor:
-    """Rows: ordinary, all zero, tiny, huge, halfway between neighbours, with zeros of both signs, on one side of 0,
+    """Rows: ordinary, all zero, tiny, huge, halfway between neighbours, with zeros of both signs, of one sign only,
     with a NaN, with an infinity."""
     x = torch.randn(9, k)
     x[1], x[2], x[3] = 0, x[2] * 1e-7, x[3] * 3e4
@@ -57,7 +57,7 @@ def same(got: list[Tensor], want: list[Tensor]) -> None:
 def test_codes_and_scales_are_the_same_bits(act: str, dtype: str) -> None:
     for k in (7, 200, 1040, 4100):
         x = values(FLOATS[dtype], k)
-        for part in (x, x[:7]):  # one scale for all: with a NaN, it is one
+        for part in (x, x[:7]):  # with a NaN, one scale for all is NaN
             same(kernels.quantize_input(part.to(DEVICE), act, None), GENERIC(part, act, None))
 
 
@@ -80,7 +80,7 @@ def test_any_rank_and_strides(act: str) -> None:
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
 def test_all_values_of_a_dtype(act: str) -> None:
-    """Every bfloat16, in order and mixed: each tie, each subnormal, each end. One scale for all is given, as 1."""
+    """Every bfloat16, in order and shuffled: each tie, each subnormal, each end. Per-tensor scales are given, as 1."""
     x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(BF16)
     x = torch.where(x.isnan(), torch.nan, x)  # the sign of a NaN differs from device to device
     scale = torch.ones(1) if ACTIVATIONS[act].block == (0, 0) else None
@@ -93,7 +93,7 @@ def test_all_values_of_a_dtype(act: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("act", ACTIVATIONS)
 def test_inputs_of_products_are_rounded_alike(act: str, dtype: str) -> None:
-    """To the same codes: what is left is one rounding of a product of two scales."""
+    """To the same codes: only one rounding of a product of two scales may differ."""
     for k in (7, 200, 1040):
         x = values(FLOATS[dtype], k)
         if ACTIVATIONS[act].block == (0, 0):
@@ -113,7 +113,7 @@ def test_inputs_of_products_are_rounded_alike(act: str, dtype: str) -> None:
 
 @pytest.fixture
 def registered() -> Iterator[list[str]]:
-    """Triton's kernel for quantize_input on this device, and what it was asked for."""
+    """Register Triton's kernel for quantize_input on this device; yields the list of its calls."""
     asked: list[str] = []
 
     def run(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor]:

@@ -1,5 +1,5 @@
-"""Codes that become numbers several at a time (pairs.py): the same numbers, and the same products, as one at a time.
-Run by test_triton.py, as on_triton.py."""
+"""Codes converted several at a time (pairs.py) give the same numbers and products as one at a time. Run by
+test_triton.py, like on_triton.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
 SINGLE = configs.Config(DEFAULT)
 SEVERAL = configs.Config(DEFAULT, halves=True, float8=True)
 OLDER = configs.Config(DEFAULT, halves=True)
-"""A device that does not convert float8_e4m3."""
+"""A device without conversion instructions for float8_e4m3."""
 
 if DEVICE.type == "cpu":
     from tests.backends import interpreter
@@ -36,7 +36,7 @@ elif not (configs.of(DEVICE).halves and configs.of(DEVICE).float8):
 
 @pytest.fixture(autouse=True)
 def paths(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Which products were asked to take codes several at a time."""
+    """For each product, whether it was asked to take codes several at a time."""
     taken: list[bool] = []
     launch: Callable[..., Any] = product.tiles.__class__.__getitem__
 
@@ -69,7 +69,7 @@ SCHEMES = (
 
 
 def assert_same_products(scheme: str, dtype: torch.dtype, config: configs.Config) -> None:
-    """Within the budget, and those of one code at a time but for the order of float32 sums: the last place of a result,
+    """Within the budget, and equal to those of one code at a time up to the order of float32 sums: an ulp of a result,
     or of a sum that has cancelled."""
     for m, n, k in SHAPES:
         (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
@@ -80,7 +80,7 @@ def assert_same_products(scheme: str, dtype: torch.dtype, config: configs.Config
 
 
 def every_code(n: int, k: int) -> Tensor:
-    """[n, k] of sixteen codes, each at every place of a unit."""
+    """[n, k] of sixteen codes, each at every position of a unit."""
     column = torch.arange(k)
     return (torch.arange(n)[:, None] * 3 + column * (column // 16 % 2 * 4 + 1)) % 16
 
@@ -105,7 +105,7 @@ def test_float8_by_its_bits(scheme: str, dtype: torch.dtype, paths: list[bool]) 
     [("float4_e2m1", 16, "input"), ("float4_e2m1", 128, "e4m3"), ("float4_e2m1", 0, "input"), ("int4", 16, "e4m3")],
 )
 def test_other_scales(number: str, block: int, scale: str, dtype: torch.dtype, paths: list[bool]) -> None:
-    """Within a step those that 16 bits hold; for a whole step, or a row, any."""
+    """Scales within a step must fit 16 bits; those of a whole step, or a row, may be any."""
     scheme = Scheme(weight=Format(dtype=number, block=(1, block), scale=scale))
     for m, n, k in SHAPES:
         (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
@@ -115,8 +115,8 @@ def test_other_scales(number: str, block: int, scale: str, dtype: torch.dtype, p
 
 @pytest.mark.parametrize(("scheme", "dtype"), [("mxfp4-wo", BF16), ("nvfp4-wo", BF16), ("nvfp4-wo", FP16)])
 def test_blocks_of_float4(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
-    """Every code, at every place of a unit; scales of one block that differ by a factor of 2^12. Not a bit different:
-    a row of y is a row of the weight."""
+    """Every code at every position of a unit, with scales that differ by a factor of up to 2^12. Bit for bit: a row of
+    y is a row of the weight."""
     n, k = 64, 256
     (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=1, with_bias=False)
     _, _, scale, *rest = sample.args
@@ -132,7 +132,7 @@ def test_blocks_of_float4(scheme: str, dtype: torch.dtype, paths: list[bool]) ->
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("scheme", ["nf4", "nf4-g256", "nf4-channel"])
 def test_entries_of_a_table(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
-    """They are rounded instead of their products with the scale."""
+    """Table entries are rounded instead of their products with the scale."""
     for m, n, k in SHAPES:
         (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
         assert shortfall(sample, tiles(sample, scheme, SEVERAL)) <= 0
@@ -141,7 +141,7 @@ def test_entries_of_a_table(scheme: str, dtype: torch.dtype, paths: list[bool]) 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
 def test_every_entry_at_every_place(dtype: torch.dtype, paths: list[bool]) -> None:
-    """Not a bit different: a row of y is a row of the weight."""
+    """Bit for bit: a row of y is a row of the weight."""
     n, k = 64, 256
     (sample,) = products("nf4", dtype, "plain", n=n, k=k, m=1, with_bias=False)
     _, _, scale, *rest = sample.args
@@ -157,7 +157,7 @@ def test_every_entry_at_every_place(dtype: torch.dtype, paths: list[bool]) -> No
 @pytest.mark.parametrize("k", [40, 160, 288])
 @pytest.mark.parametrize("name", ["int3", "int5", "int6", "int7", "float6_e2m3"])
 def test_codes_in_words_of_32_bits(name: str, k: int) -> None:
-    """Units begin anywhere in them; of 40 columns rows do."""
+    """Units may begin anywhere in a word; with 40 columns rows do too."""
     number, n = NUMBER_TYPES[name], 9
     codes = torch.randint(0, number.qmax + 1, (n, k), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     weight = Weight(to_storage(codes, number), torch.ones(n, 1), None, None, name, n, k, 1, k, "plain")
@@ -170,8 +170,8 @@ def test_codes_in_words_of_32_bits(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("scheme", ["nf4", "nf4-channel"])
 def test_entries_in_float32(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every code at every place, not a bit different: they are put together from four bytes. The interpreter does that
-    only if it is told to."""
+    """Every code at every position, bit for bit: entries are assembled from four bytes. The interpreter does so only if
+    told to."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(decode, "permutes", lambda: True)
     n, k = 32, 192
@@ -191,15 +191,15 @@ def test_entries_in_float32(scheme: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("scheme", ["int4-g20", "int4-g32-fzero", "int8", "nf4-g32", "nf4-g48", "int5"])
 def test_what_is_taken_one_at_a_time(scheme: str, paths: list[bool]) -> None:
-    """Groups that end within a unit, short ones of a table, zeros that are no whole numbers, codes that 16 bits
-    do not hold above a base."""
+    """Groups that end within a unit, short groups of a table, fractional zero points, and codes that do not fit 16 bits
+    above a base."""
     (sample,) = products(scheme, BF16, "plain", n=20, k=80, m=2)
     assert shortfall(sample, tiles(sample, scheme, SEVERAL)) <= 0
     assert paths == [False]
 
 
 def test_scales_of_another_type_are_not_rounded(paths: list[bool]) -> None:
-    """A scale within a step is multiplied in 16 bits only if it has that type already."""
+    """A scale within a step is multiplied in 16 bits only if it already has that type."""
     (sample,) = products("int4-g32", BF16, "plain", n=20, k=256, m=2)
     x, data, scale, *rest = sample.args
     wide = Sample(sample.name, (x, data, scale.float() * 1.001, *rest), sample.expected, sample.budget)
@@ -222,7 +222,7 @@ PLACES = (*range(32), 263)
 def test_every_code_at_every_place(
     name: str, k: int, config: configs.Config, dtype: torch.dtype, paths: list[bool]
 ) -> None:
-    """Each row has one code at one place, and x is ones. The specials too, and zero points at both ends."""
+    """Each row has one code at one position, and x is ones. Special values too, and zero points at both ends."""
     number = NUMBER_TYPES[name]
     codes = torch.zeros(len(PLACES), number.qmax + 1, k, dtype=torch.uint8)
     for at, place in enumerate(PLACES):

@@ -1,5 +1,5 @@
-"""Products of blocks with their scales, against float64. Run by test_triton.py, as on_triton.py: the interpreter takes
-them on every device, which a device without such units does not."""
+"""Scaled products of blocks, against float64. Run by test_triton.py, like on_triton.py: the interpreter supports them,
+even where a device has no unit for them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MIXED = {
     "mxfp8 by mxfp4": dataclasses.replace(preset("mxfp8"), act="mxfp4"),
     "e5m2 by mxfp8": Scheme(weight=E5M2, act="mxfp8"),
 }
-"""Weights by inputs of other elements, in blocks of the same form."""
+"""Weights and inputs of different element types, in blocks of the same form."""
 SCHEMES = {**{name: preset(name) for name in scaled.BLOCKS}, **MIXED}
 
 
@@ -64,7 +64,7 @@ def test_products(scheme: str, m: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_budget_can_fail(scheme: str) -> None:
-    """One scale that is doubled is seen."""
+    """One doubled scale is noticed."""
     (sample,) = products(SCHEMES[scheme], BF16, "plain", n=48, k=256, m=5)
     x, data, scale, *rest = here(sample.args)
     wrong = scale.clone()
@@ -122,7 +122,7 @@ def test_refused(scheme: str, change: dict[str, Any], reason: str) -> None:
 
 
 def experts_of(scheme: str, n: int = 33, k: int = 288, rows: int = 40) -> list[Any]:
-    """Arguments for three experts that hold one weight, turned by some outputs each; the ends are to be put in."""
+    """Arguments for three experts that hold one weight, each rotated by some outputs; the caller sets the ends."""
     (sample,) = products(SCHEMES[scheme], BF16, "plain", n=n, k=k, m=rows)
     x, *rest = sample.args
     parts = [None if part is None else turned(part) for part in rest[:4]]
@@ -138,7 +138,7 @@ def turned(part: Tensor) -> Tensor:
 @pytest.mark.parametrize("bounds", [(0, 0, 0), (0, 40, 40), (17, 18, 40), (1, 2, 3)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_experts(scheme: str, bounds: tuple[int, ...]) -> None:
-    """Against float64, each expert's rows by its own weight; rows past the last end are zeros."""
+    """Against float64, each expert's rows by its own weight; rows past the last end are zero."""
     args = experts_of(scheme)
     x, weight = args[0], Weight(*args[2:12])
     args[1] = torch.tensor(bounds, dtype=torch.int32)
@@ -155,7 +155,7 @@ def test_experts(scheme: str, bounds: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_experts_are_told_apart(scheme: str) -> None:
-    """So that the test above cannot pass with one weight for all."""
+    """The test above cannot pass with one weight for all experts."""
     dense = Weight(*experts_of(scheme)[2:12]).dense(torch.float32)
     assert (dense[0] - dense[1]).norm() > 0.5 * dense[0].norm()
     assert (dense[1] - dense[2]).norm() > 0.5 * dense[1].norm()

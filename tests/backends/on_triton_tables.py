@@ -1,5 +1,5 @@
-"""Tables of blocks and crossovers: those that are shipped, and how they are measured, on a stand-in for a GPU. Run by
-test_triton.py, as on_triton.py."""
+"""Tables of blocks and crossovers: the shipped ones, and measuring them, on a fake GPU. Run by test_triton.py, like
+on_triton.py."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypa
 
 
 def test_the_table_is_that_of_the_tensors_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two unlike ones; triton tells of the current one alone."""
+    """With two unlike GPUs; triton reports only the current one."""
     current = [0]
 
     @contextlib.contextmanager
@@ -134,7 +134,7 @@ def test_a_table_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
 
 
 class StandIn:
-    """A GPU whose cache holds one weight of 256 x 256 in 4 bits."""
+    """A fake GPU whose cache holds one 4-bit weight of 256 x 256."""
 
     cache = 256 * 256 // 2
 
@@ -146,15 +146,15 @@ class StandIn:
 
 
 def weight_in(args: tuple[Any, ...]) -> Weight:
-    """Of an op's arguments; those of a grouped one begin with x and the ends, of another with x."""
+    """The weight among an op's arguments, which begin with x, or with x and the ends for a grouped op."""
     at = 2 if args[1].dtype == torch.int32 else 1
     return Weight(*args[at : at + 10])
 
 
 @pytest.fixture
 def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """Few sizes, rows and schemes on a stand-in; what is told of each trial, whose time is made up: gemv is the
-    fastest at one row, tiles at four, of int8 a dense product. Each kernel runs once, at four rows."""
+    """Measure few sizes, rows and schemes on a fake GPU; yields the record of each trial. Times are made up: gemv is
+    the fastest at one row, tiles at four, and for int8 a dense product. Each kernel runs once, at four rows."""
     monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
     monkeypatch.setattr(configs, "architecture", lambda device: "sm90")
     monkeypatch.setattr(measure, "SIZE", 256)
@@ -197,7 +197,7 @@ STAGES = ["gemv", "tiles 16", "tiles any", "rows int4", "rows int8", "from their
 
 @pytest.mark.usefixtures("own_tables", "trials")
 def test_trials_compute_as_the_device_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed is what will run: by the same units, and with codes taken as many at a time."""
+    """What is timed is what will run: on the same units, taking as many codes at a time."""
     used: list[configs.Config] = []
     run = linear.tiles
 
@@ -261,7 +261,7 @@ def test_tune_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> N
 def test_tune_measures_a_kernel_that_is_newer_than_the_table(
     trials: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, and with as many rows as it takes."""
+    """Only the new kernel, and with as many rows as it takes."""
     list(measure.tune(DEVICE))
     trials.clear()
     monkeypatch.setitem(measure.RIVALS, "newer", ("linear", "int4"))
@@ -277,7 +277,8 @@ def test_tune_measures_a_kernel_that_is_newer_than_the_table(
 
 @pytest.mark.usefixtures("own_tables", "trials")
 def test_a_stage_that_the_device_does_not_survive_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a bad access to memory the process computes nothing more; called again, tune measures the others."""
+    """After an illegal memory access the process can compute nothing more; run again, tune measures the other
+    stages."""
     measured_by = measure.measure
 
     def broken(stage: str, *args: Any) -> str:
@@ -351,7 +352,8 @@ def test_what_cannot_run_takes_forever_and_says_so(error: Exception, monkeypatch
 
 
 def test_time_is_of_a_graph_over_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three weights, called once each while recording; plays take 9, 3, 6, .. seconds, a call a third of the median."""
+    """Three weights, called once each during capture; replays take 9, 3, 6, .. seconds, and a call a third of the
+    median."""
     called: list[int] = []
     plays = iter([9.0, 3.0, 6.0, 6.0, 6.0, 1.0, 7.0])
 

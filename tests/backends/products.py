@@ -1,4 +1,4 @@
-"""Products to try kernels with: a weight in the layout a kernel wants, every kind of input, and the float64 result."""
+"""Products to test kernels with: a weight in a kernel's layout, every kind of input, and the float64 result."""
 
 from __future__ import annotations
 

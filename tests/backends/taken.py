@@ -1,4 +1,4 @@
-"""Arguments for the native kernels at PyTorch's dispatcher, and a count of the calls that they took."""
+"""Arguments for the native kernels at PyTorch's dispatcher, and a count of the calls that they handled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def taken() -> int:
 
 
 def takes(run: Callable[[], Any], calls: int = 1) -> Any:
-    """What ``run`` returns, after the native kernels took so many calls in it."""
+    """What ``run`` returns, asserting that the native kernels handled ``calls`` calls in it."""
     before = taken()
     result = run()
     assert taken() - before == calls

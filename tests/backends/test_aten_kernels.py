@@ -1,4 +1,5 @@
-"""PyTorch's own ops as kernels, numerically: on the CPU where they exist there, else emulated from their contract."""
+"""Numerics of the kernels that call PyTorch's own ops: on the CPU where these exist there, otherwise emulated from
+their contract."""
 
 from __future__ import annotations
 
@@ -51,14 +52,14 @@ def xpu_int4_emulator(x: Tensor, data: Tensor, group: int, scale: Tensor, zero: 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What no CPU has: the int4 products of XPU and CUDA."""
+    """Emulate what no CPU has: the int4 products of XPU and CUDA."""
     monkeypatch.setattr(torch.ops.aten, "_weight_int4pack_mm_with_scales_and_zeros", xpu_int4_emulator)
     monkeypatch.setattr(torch, "_weight_int4pack_mm", OPS["int4pack_mm"].generic)
     monkeypatch.setattr(capability, "of", lambda device: (9, 0))
 
 
 def by_rows() -> bool:
-    """Whether PyTorch multiplies float8 by rows on the CPU, where it stands in for devices; 2.11 does not."""
+    """Whether PyTorch's CPU op multiplies float8 with scales per row, as it stands in for devices; 2.11 does not."""
     a, scale = torch.zeros(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
     try:
         torch._scaled_mm(a, a.t(), scale, scale.t(), out_dtype=BF16)
@@ -73,7 +74,7 @@ needs_rows = pytest.mark.skipif(not by_rows(), reason="this PyTorch multiplies n
 
 
 def needs(kernel: str, scheme: str = "") -> tuple[pytest.MarkDecorator, ...]:
-    """What a test of it needs of the CPU's ops."""
+    """What a test of ``kernel`` requires of the CPU's ops."""
     return (needs_unsigned, needs_vnni) if kernel == "cpu-int_mm" else (needs_rows,) if scheme == "fp8-row" else ()
 
 
@@ -122,8 +123,8 @@ CASES = [
 
 
 def further_roundings(layout: str, zero: Tensor | None, bias: Tensor | None) -> int:
-    """Beyond the weight's and the result's, which the budget knows: int4 products come rounded and without bias, and
-    the tile-packed layout rounds the shift that a zero point makes."""
+    """Roundings beyond those of the weight and the result, which the budget includes: int4 products are rounded before
+    the bias is added, and the tile-packed layout rounds the shift of a zero point."""
     if layout == "plain_int32":
         return int(bias is not None)
     return int(bias is not None) + int(zero is not None) if layout.startswith("tile_packed") else 0
@@ -170,7 +171,7 @@ def repacked(sample: Sample, layout: str) -> Sample | None:
 @pytest.mark.parametrize("m", [1, 16, 17, 40])
 @pytest.mark.parametrize("name", [pytest.param("cpu-int_mm", marks=needs("cpu-int_mm")), "cuda-int_mm", "xpu-int_mm"])
 def test_sums_are_exact(name: str, m: int) -> None:
-    """With scales that are powers of two nothing is rounded at all: the largest sums that 1056 products can make."""
+    """With power-of-two scales nothing is rounded: the largest possible sums of 1056 products."""
     (run, refuses), layout, _, _ = KERNELS[name]
     n, k = 24, 1056
     weight = torch.randint(0, 2, (n, k)) * 255  # -128 and 127
@@ -189,7 +190,7 @@ def test_sums_are_exact(name: str, m: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_layer_of_few_inputs(k: int) -> None:
-    """aten::_int_mm of one column reads past its end: the kernel leaves that to the generic one."""
+    """aten::_int_mm with one column reads past its end, so the kernel falls back to the generic one."""
     for sample in products("int8-dyn", FP32, "plain", n=48, k=k, m=5):
         assert shortfall(sample, OPS["dyn_linear"].overload(*sample.args)) <= 0
 
@@ -197,7 +198,7 @@ def test_a_layer_of_few_inputs(k: int) -> None:
 @pytest.mark.parametrize("n", [1, 7, 17])
 @pytest.mark.usefixtures("emulated")
 def test_rows_that_fill_no_tile(n: int) -> None:
-    """N is filled up in the tile-packed layout, and what was added is cut off."""
+    """N is padded in the tile-packed layout, and the result cut back."""
     for sample in products("int4", BF16, "tile_packed_8", n=n, k=128):
         if sample.name != "int4-empty":
             assert shortfall(sample, cuda_int4pack_mm.run(*sample.args)) <= 10 * math.log10(2), sample.name
@@ -205,7 +206,7 @@ def test_rows_that_fill_no_tile(n: int) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=["bf16", "fp16", "fp32"])
 def test_rows_start_where_vectors_do(dtype: torch.dtype) -> None:
-    """A part of a larger buffer may start anywhere; what starts well is not copied."""
+    """A slice of a larger buffer may start anywhere; aligned ones are not copied."""
     buffer = torch.randn(65, dtype=torch.float32).to(dtype)
     for start in (0, 1, 8):
         x = buffer[start : start + 48].view(2, 3, 8)
@@ -217,7 +218,7 @@ def test_rows_start_where_vectors_do(dtype: torch.dtype) -> None:
 
 @needs_rows
 def test_a_bias_with_gaps_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA the library is told where it begins, and nothing of strides."""
+    """On CUDA the library gets only the pointer of a bias, not its stride."""
     product = torch._scaled_mm
 
     def emulated(*args: Any, bias: Tensor, **rest: Any) -> Tensor:
@@ -231,7 +232,7 @@ def test_a_bias_with_gaps_is_put_together(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 REFUSALS: dict[str, tuple[str, str, torch.dtype, dict[int, Any], str]] = {
-    # kernel, scheme, dtype of x, arguments that differ (by position) -> part of the reason
+    # kernel, scheme, dtype of x, changed arguments (by position) -> part of the reason
     "xpu-int4-fp32": ("xpu-int4pack", "int4-g32", FP32, {}, "x must be bfloat16 or float16, not torch.float32"),
     "xpu-int4-group-48": ("xpu-int4pack", "int4-g32", BF16, {9: 48}, "group of 32, 64, .. that divides K=256"),
     "xpu-int4-group-96": ("xpu-int4pack", "int4-g32", BF16, {9: 96}, "not per 1x96 block"),
@@ -285,7 +286,7 @@ def test_refusals(case: str) -> None:
 
 
 def test_a_pytorch_without_unsigned_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As 2.11 on the CPU; the generic kernel then runs."""
+    """Such as 2.11 on the CPU; the generic kernel runs instead."""
     (sample,) = products("int8-dyn", BF16, "plain", n=48, k=256, m=5)
 
     def signed_only(a: Tensor, b: Tensor) -> Tensor:
@@ -305,7 +306,7 @@ def test_processors_without_vnni_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_unsigned
 def test_budgets_can_fail() -> None:
-    """A product with a weight that is off by one code in one group does not pass."""
+    """A weight with one code off by one exceeds the budget."""
     sample = next(iter(products("int8-dyn", FP32, "plain", n=48, k=256, m=5)))
     args = list(sample.args)
     args[1] = args[1].clone()

@@ -1,4 +1,4 @@
-"""The measured choice between the native kernel and a dense product, and the file that keeps it."""
+"""The measured choice between the native kernel and a dense product, and the file that stores it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_was_saved_decides(library: Library) -> None:
 
 
 def test_a_dense_product_with_a_bias_is_rounded_once(library: Library) -> None:
-    """Of rows that do not lie together torch adds the bias to what is rounded already."""
+    """For non-contiguous rows, torch adds the bias to the rounded product."""
     q = bp.quantize_tensor(torch.randn(64, 128).bfloat16(), bp.preset("int4-channel"))
     x, bias = torch.randn(3, 1, 128).bfloat16().expand(3, 2, 128), torch.randn(64).bfloat16()
     with use_kernel("dense_mm"):

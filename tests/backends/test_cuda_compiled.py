@@ -1,4 +1,4 @@
-"""CUDA C++ compiled by a stand-in for NVRTC and loaded by one for the driver: what is kept, and what errors say."""
+"""CUDA C++ compiled by a fake NVRTC and loaded by a fake driver: what is cached, and what errors say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCE = 'extern "C" __global__ void nothing() {}'
 
 
 class Nvrtc:
-    """Gives the source back as code, after a number that counts."""
+    """Returns the source as compiled code, prefixed by the number of compilations."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, list[str]]] = []
@@ -158,7 +158,7 @@ def test_what_the_driver_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_structures_are_those_of_the_driver() -> None:
-    """CUlaunchAttribute is 8 bytes and a union of 64; CUlaunchConfig seven 32-bit numbers, a gap, and pointers."""
+    """CUlaunchAttribute is 8 bytes and a union of 64; CUlaunchConfig is seven 32-bit numbers, padding, and pointers."""
     assert ctypes.sizeof(compiled._Attribute) == 72
     assert ctypes.sizeof(compiled._Launch) == 56
     assert compiled._Launch.stream.offset == 32

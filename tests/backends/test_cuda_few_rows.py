@@ -1,5 +1,5 @@
-"""kernels/few_rows.cu on machines without a GPU: its numbers, by the same source as C++ on an emulated device; what is
-refused; which size is chosen; and that each compiles. Tests marked gpu run the kernel itself."""
+"""kernels/few_rows.cu on machines without a GPU: its numbers, from the same source compiled as C++ on an emulated
+device; what is refused; which size is chosen; and that each compiles. Tests marked gpu run the real kernel."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.backends.products import products, shortfall
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
-"""Bytes that a block may have on sm90."""
+"""Bytes of shared memory available to a block on sm90."""
 HOPPER, AMPERE, ADA = (132, True, MEMORY), (108, False, 163 << 10), (128, False, 99 << 10)
-"""(multiprocessors, whether blocks come in clusters, bytes of shared memory)"""
+"""(multiprocessors, whether blocks form clusters, bytes of shared memory)"""
 
 
 def arguments(scheme: str, dtype: torch.dtype = BF16, m: int = 5, k: int = 256) -> list[Any]:
@@ -91,9 +91,9 @@ CASES = (
     (NARROW, "int8-g48", 17, 3264, 5, BF16, True),
     (NARROW._replace(splits=4), "int8", 1, 2112, 3, FP16, False),
 )
-"""Columns that are not a multiple of 4 or of a block's, and of K fewer and more stages than are copied ahead; with 9
-and 10 steps some of 8 and 4 blocks have fewer than others, or none. Blocks of the scale of a whole row, of several
-steps, of one, of several lanes' columns and of one's."""
+"""Columns that are not a multiple of 4 or of a block's, and fewer and more stages of K than are prefetched; with 9 and
+10 steps, some of 8 and 4 blocks get fewer than others, or none. Scale blocks of a whole row, of several steps, of one,
+of several lanes' columns and of one lane's."""
 
 
 @pytest.mark.parametrize(("size", "scheme", "n", "k", "m", "dtype", "bias"), CASES)
@@ -117,7 +117,7 @@ def test_numbers(
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_every_code_and_zero_of_8_bits(emulator: Callable[[Size, Form], Emulated], dtype: torch.dtype) -> None:
-    """What they mean is exact."""
+    """Their values are exact."""
     weights, exact = every_code_and_zero(dtype)
     for weight in weights:
         for begin in range(0, 256, 64):
@@ -268,7 +268,7 @@ MEASURED = {
     (8192, 3072): DEEP,
     (14336, 4096): DEEP,
 }
-"""(N, K) -> the size that was the fastest on an H100 for 1, 2, 4 and 8 rows, or within 9 % of it."""
+"""(N, K) -> the fastest size on an H100 for 1, 2, 4 and 8 rows, or one within 9 % of it."""
 
 
 def test_sizes_are_those_that_were_fastest() -> None:
@@ -338,7 +338,7 @@ def test_numbers_on_a_gpu(
 def test_sizes_on_a_gpu(
     cuda: torch.device, scheme: str, n: int, k: int, clusters: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are chosen; also as on devices that have no clusters."""
+    """The chosen sizes; also as on devices without clusters."""
     if not clusters:
         monkeypatch.setattr(few_rows, "_clusters", lambda device: False)
     for m in (1, 8):
@@ -350,7 +350,7 @@ def test_sizes_on_a_gpu(
 
 
 def chain(m: int, device: torch.device) -> Callable[[torch.Tensor], list[torch.Tensor]]:
-    """Each multiplies what the one before has written a moment ago. Of 24 layers results are of about 1e22."""
+    """Layers each of which reads what the previous one has just written. The results of 24 layers are around 1e22."""
     weights = []
     for n, k in ((1280, 1280), (4096, 1280), (1024, 4096), (1280, 1024)):
         (sample,) = products("int4", BF16, "plain", n, k, m=m)

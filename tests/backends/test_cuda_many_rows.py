@@ -1,5 +1,5 @@
-"""kernels/many_rows.cu on machines without a GPU: its numbers, by the same source on an emulated device; what is
-refused; which size is chosen; and that each compiles to what it is meant to be. test_gpu.py runs the kernel itself."""
+"""kernels/many_rows.cu on machines without a GPU: its numbers, from the same source on an emulated device; what is
+refused; which size is chosen; and that each compiles to the intended code. test_gpu.py runs the real kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.backends.products import products, shortfall
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
-"""Bytes that a block may have on sm_90."""
+"""Bytes of shared memory available to a block on sm_90."""
 
 
 def arguments(scheme: str, dtype: torch.dtype = BF16, m: int = 5, k: int = 256) -> list[Any]:
@@ -51,8 +51,8 @@ CASES = (
     (MIDDLE._replace(splits=2), "int8-sym", 128, 320, 128, FP16, False),
     (WIDE, "int8-g64", 40, 256, 200, BF16, True),
 )
-"""Rows and columns that fill a block and that do not; scales of a row, of several steps, of one and of half of one; of
-K fewer and more steps than are copied ahead, and with 2 steps some of 4 blocks have none."""
+"""Rows and columns that fill a block or not; scales per row, of several steps, of one and of half a step; fewer and
+more steps of K than are prefetched, and with 2 steps some of 4 blocks have none."""
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_numbers(size: Size, scheme: str, n: int, k: int, m: int, dtype: torch.d
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_every_code_and_zero_of_8_bits(dtype: torch.dtype) -> None:
-    """What they mean is exact."""
+    """Their values are exact."""
     weights, exact = every_code_and_zero(dtype)
     for weight in weights:
         assert torch.equal(many_rows.product(torch.eye(256, dtype=dtype), weight, None, WIDE).double(), exact.T)
@@ -153,7 +153,7 @@ MEASURED = {
     (256, 4096, 14336): (128, 2),
     (512, 8192, 3072): (256, 1),
 }
-"""(rows, N, K) -> (rows of a block, splits) of the fastest on an H100."""
+"""(rows, N, K) -> (rows per block, splits) of the fastest on an H100."""
 
 
 def test_sizes_are_those_that_were_fastest() -> None:
@@ -165,8 +165,8 @@ def test_sizes_are_those_that_were_fastest() -> None:
     "form", [Form(4, 0, 1, BF16), Form(4, 0, 2, FP16), Form(8, 0, 0, BF16), Form(8, 0x80, 2, FP16)], ids=str
 )
 def test_registers_are_enough(form: Form, tmp_path: Path) -> None:
-    """None is spilled, and products of the matrix unit overlap with what prepares the next: they do not where the
-    compiler sees registers written that one in flight reads."""
+    """No register is spilled, and matrix products overlap with the preparation of the next ones. They do not where the
+    compiler sees writes to registers that a product in flight reads."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")

@@ -1,4 +1,4 @@
-"""The tests in on_sim*.py and on_fake_*.py, each in a process that has the device."""
+"""The tests in on_sim*.py and on_fake_*.py, each in a process of its own with that device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_pipelines_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[
     elsewhere("on_sim_pipelines.py", sim_site)
 
 
-@pytest.mark.xdist_group("fake device")  # whose guard is compiled once, by one worker
+@pytest.mark.xdist_group("fake device")  # its guard is compiled once, by one worker
 @pytest.mark.parametrize("device", ["xpu", "cuda", "mps"])
 @pytest.mark.parametrize("file", ["on_fake_device.py", "on_fake_chips.py"])
 def test_on_a_fake_device(file: str, device: str, guard: Path, elsewhere: Callable[..., None]) -> None:
-    """With PyTorch's kernels alone: others register where they find a device of theirs."""
+    """Only with PyTorch's kernels: others register where they find a real device."""
     built = torch.accelerator.current_accelerator(check_available=False)
     if built is not None and built.type == device:
         pytest.skip(f"this PyTorch was built for {device}, whose own guard a fake one would replace")
@@ -39,7 +39,7 @@ def test_on_a_fake_device(file: str, device: str, guard: Path, elsewhere: Callab
 @pytest.mark.xdist_group("fake device")
 @pytest.mark.parametrize("device", ["xpu", "cuda"])
 def test_triton_on_a_fake_device(device: str, guard: Path, elsewhere: Callable[..., None]) -> None:
-    """With Triton's kernels as well, which are registered there and launch nothing."""
+    """With Triton's kernels as well, which get registered there and launch nothing."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed: pip install 'bitport[triton]'")
     test_on_a_fake_device("on_fake_triton.py", device, guard, elsewhere)

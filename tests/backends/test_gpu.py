@@ -1,6 +1,7 @@
-"""On a device that is there (``pytest -m gpu``): every kernel against float64, in graphs, compiled, and watched.
+"""Tests on a real device (``pytest -m gpu``): every kernel against float64, in graphs, compiled, and under
+compute-sanitizer.
 
-These tests look at whatever accelerator PyTorch finds; what only CUDA has is skipped elsewhere, with the reason.
+They run on whatever accelerator PyTorch finds; tests that need CUDA are skipped elsewhere, with the reason.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ FURTHER = {
     **{"int4pack_mm": 2, "int8pack_mm": 1, "scaled_mm_blocks": 1, "scaled_mm_mx": 1},
     **{"dense_mm": 1, "triton_dense": 1},
 }
-"""Roundings beyond those of a budget (the weight's and the result's): a bias added to a rounded product, the shift that
-a zero point makes in tile-packed layouts, the sums of parts of K, which PyTorch lets cuBLAS round, and the weight where
-it is rounded with a scale that is the row's, which others multiply in after the sum."""
+"""Roundings beyond those of a budget (the weight's and the result's): a bias added to a rounded product, the shift of a
+zero point in tile-packed layouts, sums of parts of K, which PyTorch lets cuBLAS round, and the weight where it is
+rounded including the row's scale, which other kernels apply after the sum."""
 SHAPES = ((128, 256), (256, 640), (1024, 2048))
-"""Sizes that every kernel takes; those of the conformance suite are small and odd, for the others."""
+"""Sizes that every kernel takes; the conformance suite has small and odd ones, for the others."""
 ROWS = (1, 2, 7, 16, 33, 200, 1024)
 
 
@@ -56,7 +57,7 @@ def device() -> torch.device:
 
 
 def allowed(kernel: str) -> float:
-    """dB below a budget."""
+    """Allowed dB below a budget."""
     return 10 * math.log10(1 + FURTHER.get(kernel, 0) / 2)
 
 
@@ -71,12 +72,12 @@ def test_conformance(op: str) -> None:
 
 
 ON_REQUEST = {"cuda": ("tile_packed_2", "tile_packed_4", "tile_packed_8")}
-"""Layouts that are not taken on arrival, but have a kernel."""
+"""Layouts that are not chosen automatically, but have a kernel."""
 
 
 def there(sample: Sample, act: str) -> Iterator[tuple[Any, ...]]:
-    """Its arguments on the device, the weight in each layout that a kernel may want: plain, the one that it takes on
-    arrival, and those on request."""
+    """The sample's arguments on the device, with the weight in each layout that a kernel may want: plain, the preferred
+    one, and those on request."""
     args = [arg.to(DEVICE) if isinstance(arg, Tensor) else arg for arg in sample.args]
     weight = Weight(*args[1:11])
     parts = Quantized(*weight[:4])
@@ -90,7 +91,7 @@ def there(sample: Sample, act: str) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
 @pytest.mark.parametrize("scheme", [*bp.PRESETS, "int4-sym", "int4-g32", "int8-g128", "fp8-row-wo", "mxfp4-wo"])
 def test_every_kernel_that_takes_it(scheme: str, shape: tuple[int, int]) -> None:
-    """Not the chosen one alone: each, with the host forbidden to wait where PyTorch can tell."""
+    """Each kernel, not just the chosen one; synchronization is an error where PyTorch can detect it."""
     act = bp.preset(scheme).act
     impls = IMPLS.get(("dyn_linear" if act else "linear", DEVICE.type), [])
     missed, ran = {}, 0
@@ -99,7 +100,7 @@ def test_every_kernel_that_takes_it(scheme: str, shape: tuple[int, int]) -> None
             for args, impl in itertools.product(there(sample, act), impls):
                 if impl.supports(*args) is None:
                     ran += 1
-                    impl.run(*args)  # what it prepares on its first call may wait
+                    impl.run(*args)  # preparations on the first call may synchronize
                     with waiting_is_an_error():
                         got = impl.run(*args)
                     gap = shortfall(sample, got.cpu())
@@ -124,7 +125,7 @@ class waiting_is_an_error:
 
 @pytest.mark.parametrize("scheme", bp.PRESETS)
 def test_there_and_back(scheme: str) -> None:
-    """Quantized on the CPU, moved, and moved back: the same bits; quantized there: the same codes."""
+    """Quantized on the CPU, moved, and moved back: the same bits. Quantized on the device: the same codes."""
     static = {"act_scale": torch.ones(1, 1)} if bp.preset(scheme).static else {}
     value = torch.randn(256, 512, dtype=BF16)
     q = bp.quantize_tensor(value, bp.preset(scheme), **static)
@@ -160,7 +161,7 @@ def model(scheme: str, width: int = 512, depth: int = 2) -> nn.Module:
 @pytest.mark.parametrize("rows", [1, 16, 1024])
 @pytest.mark.parametrize("scheme", bp.PRESETS)
 def test_in_a_graph(scheme: str, rows: int) -> None:
-    """Recorded once, then played with other inputs: nothing of the first run is left in it."""
+    """Captured once, then replayed with other inputs: nothing of the first run is left in it."""
     made, x = model(scheme), torch.randn(rows, 512, dtype=BF16, device=DEVICE)
     with torch.inference_mode():
         play, y = accelerator().recorded(lambda: made(x))
@@ -181,7 +182,7 @@ def accelerator() -> Accelerator:
 
 @pytest.mark.parametrize("scheme", ["int4", "nf4", "mxfp4-wo", "fp8-row"])
 def test_experts_in_a_graph(scheme: str) -> None:
-    """With bounds that change between two plays."""
+    """With bounds that change between two replays."""
     weight = torch.randn(4, 256, 512, dtype=BF16) * 0.05
     q = bp.quantize_tensor(weight, bp.preset(scheme)).to(DEVICE)
     x = torch.randn(64, 512, dtype=BF16, device=DEVICE)
@@ -210,7 +211,7 @@ def fresh() -> Iterator[None]:
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("scheme", ["int4", "int8", "int8-dyn", "fp8-row", "fp8-block", "mxfp8", "nvfp4", "nf4"])
 def test_compiled_for_less_overhead(scheme: str) -> None:
-    """One graph, no break, and no graph given up for a wait or a copy from the host."""
+    """One graph without breaks, and no CUDA graph skipped for a sync or a copy from the host."""
     from torch._dynamo.utils import counters
 
     made, counted = model(scheme), dict(counters["inductor"])
@@ -242,7 +243,7 @@ for scheme in ("int4", "int8-dyn", "mxfp8"):
     op(x, ends, *operand(q), *act)
 torch.cuda.synchronize()
 """
-"""Sizes that fill no tile, so that what is read or written past an end lies outside."""
+"""Sizes that fill no tile, so that accesses past an end are out of bounds."""
 
 
 def test_watched_by_the_sanitizer() -> None:
@@ -264,8 +265,8 @@ def test_watched_by_the_sanitizer() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", [None, *GRADIENTS])
 def test_training(name: str | None, compiled: bool) -> None:
-    """A step in low precision: the loss of bfloat16's step within what rounding costs, and the converted model's
-    numbers those of the prepared one."""
+    """A low-precision step: its gradients are close to those of a bfloat16 step, and converting the model does not
+    change its output."""
     scheme = {None: "int4-g32", "int8": "int8-dyn", "int8-input": "int8-dyn", "fp8-row-input": "fp8-row"}.get(
         name, name
     )

@@ -1,4 +1,4 @@
-"""The native CPU kernels, every variant that this processor runs, against float64; and life without them."""
+"""The native CPU kernels, in every variant that this processor can run, against float64; and bitport without them."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_every_kind_of_input(isa: str, scheme: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 16, 17, 31, 33, 64, 65, 100])
 @pytest.mark.parametrize("scheme", ["int4", "int4-g96", "int8-asym", "mxfp4-wo", "nvfp4-wo"])
 def test_rows_that_fill_no_tile(isa: str, scheme: str, m: int, dtype: torch.dtype) -> None:
-    """The ways that the product takes differ by the number of rows and by the group: one for the whole row, groups that
-    a stretch of K cuts, groups too small for a step. N and K fill no tile either."""
+    """The code path depends on the number of rows and on the groups: one per row, groups split by a stretch of K,
+    groups smaller than a step. N and K do not fill tiles either."""
     for n, k in ((1, 128), (33, 384), (50, 100), (40, 608)):
         for sample in products(scheme, dtype, "cpu_tiles", n=n, k=k, m=m):
             assert shortfall(sample, OPS["linear"].overload(*sample.args)) <= 0, (n, k)
@@ -96,7 +96,7 @@ def test_rows_so_long_that_only_a_span_of_them_stays_in_the_cache(isa: str, sche
 
 @pytest.mark.parametrize("scheme", ["int4", "int4-int8"])
 def test_results_that_go_past_the_caches(isa: str, scheme: str) -> None:
-    """Two megabytes of y, its rows a page apart; with one number more a row they do not fill lines."""
+    """Two megabytes of y with rows one page apart; with one more output the rows do not fill cache lines."""
     op = "linear" if scheme == "int4" else "dyn_linear"
     for n in (2048, 2049):
         for sample in products(scheme, BF16, "cpu_tiles", n=n, k=64, m=520):
@@ -104,7 +104,7 @@ def test_results_that_go_past_the_caches(isa: str, scheme: str) -> None:
 
 
 def weight_of(scheme: str, k: int = 512) -> tuple[QTensor, torch.Tensor]:
-    """Packed, and what it means in float64."""
+    """A packed weight and its float64 value."""
     generator = torch.Generator().manual_seed(7)
     weight = torch.randn(64, k, generator=generator).to(BF16)
     quantized = bp.quantize_tensor(weight, scheme)
@@ -115,7 +115,7 @@ def weight_of(scheme: str, k: int = 512) -> tuple[QTensor, torch.Tensor]:
 @pytest.mark.parametrize("m", [1, 2, 4])
 @pytest.mark.parametrize("scheme", ["int4", "int8"])
 def test_one_number_far_above_the_others(isa: str, scheme: str, m: int, size: float) -> None:
-    """Outputs whose weight for it is zero are those of the others, to no less than 50 dB."""
+    """Outputs with zero weight for the outlier keep 50 dB."""
     generator = torch.Generator().manual_seed(8)
     weight, x = torch.randn(64, 512, generator=generator), torch.randn(m, 512, generator=generator)
     weight[:32, 77] = 0
@@ -131,8 +131,8 @@ def test_one_number_far_above_the_others(isa: str, scheme: str, m: int, size: fl
 @pytest.mark.parametrize("k", [16, 48, 64, 128, 512, 4096])
 @pytest.mark.parametrize("scheme", ["int4", "int8"])
 def test_some_numbers_far_above_the_others(isa: str, scheme: str, k: int, size: float) -> None:
-    """The same for one of them up to a fifth of a row, however short that is. Of many numbers of 1e5 sums in float32,
-    from which those times the zero point are subtracted, have too few digits left."""
+    """The same for outliers in up to a fifth of a row, however short. With many numbers of 1e5, float32 sums from which
+    their product with the zero point is subtracted have too few digits left."""
     generator = torch.Generator().manual_seed(k)
     for share in (k, 128, 100, 32, 16 if size == 1e5 else 6):
         large = torch.randperm(k, generator=generator)[: max(k // share, 1)]
@@ -162,13 +162,13 @@ def test_a_row_that_is_not_finite_spoils_no_other(isa: str, scheme: str, m: int)
 @pytest.mark.parametrize("exponents", [(27, 228), (0, 238)], ids=["usual", "ends"])
 @pytest.mark.parametrize("scheme", ["mxfp8-wo", "mxfp6-wo", "mxfp4-wo"])
 def test_every_code_by_every_power_of_two(isa: str, scheme: str, exponents: tuple[int, int]) -> None:
-    """Rows of the identity give the weight itself: exact in bfloat16, but where that holds no normal number."""
+    """Identity rows give the weight itself: exact in bfloat16, unless it is subnormal there."""
     chosen, k = preset(scheme), 256
     parts = quantize(torch.zeros(k, k), chosen.weight)
     bits = NUMBER_TYPES[chosen.weight.dtype].bits
     codes = torch.arange(1 << bits).repeat(k >> bits).expand(k, k).contiguous()
     if bits == 8:
-        codes[codes & 127 == 127] = 126  # a NaN would be in every sum
+        codes[codes & 127 == 127] = 126  # a NaN would enter every sum
     powers = torch.arange(k).clamp(*exponents)[:, None].expand(parts.scale.shape).contiguous()
     stored = pack_bits(codes.to(torch.uint8), bits) if bits < 8 else codes.to(torch.uint8)
     made = parts._replace(data=stored.view(parts.data.dtype), scale=powers.to(torch.uint8).view(parts.scale.dtype))
@@ -214,7 +214,7 @@ def test_rounded_inputs(isa: str, scheme: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 16, 17, 33, 65, 520])
 @pytest.mark.parametrize("scheme", ["fp8-block", "fp8-block-g64", "fp8-block-channel"])
 def test_inputs_with_a_scale_per_128_columns(isa: str, scheme: str, m: int, dtype: torch.dtype) -> None:
-    """Float32 scales: a code times one of them fits no bfloat16, so that the sums are what they act on."""
+    """With float32 scales, a code times its scale does not fit bfloat16, so scales are applied to the sums."""
     for n, k in ((1, 128), (33, 300), (40, 608)):
         for sample in products(scheme, dtype, "cpu_tiles", n=n, k=k, m=m):
             assert sample.args[11] == "fp8-128"
@@ -222,7 +222,7 @@ def test_inputs_with_a_scale_per_128_columns(isa: str, scheme: str, m: int, dtyp
 
 
 def test_threads_change_nothing(isa: str) -> None:
-    """Rows of the weight are shared among threads, sums are not."""
+    """Threads share the rows of the weight, but never split a sum."""
     sample = next(iter(products("int4", BF16, "cpu_tiles", n=250, k=384, m=40)))
     alone = OPS["linear"].overload(*sample.args)
     torch.set_num_threads(2)
@@ -236,8 +236,8 @@ def test_threads_change_nothing(isa: str) -> None:
 @DTYPES
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_dequantize_gives_the_numbers_of_torch(scheme: str, dtype: torch.dtype) -> None:
-    """Bit for bit: other tests take them for what the codes mean. From a zero point that is no whole number the middle
-    of the codes is taken first, one more rounding."""
+    """Bit for bit, since other tests take these for the values of the codes. A float zero point first has the midpoint
+    of the codes subtracted, which is one more rounding."""
     for *experts, n, k in ((70, 208), (33, 256), (3, 40, 96)):
         kind = "experts" if experts else "linear"
         q = bp.quantize_tensor(torch.randn(*experts, n, k).to(dtype), scheme, kind=kind)
@@ -263,7 +263,7 @@ def test_weights_take_the_layout_and_explain_names_the_kernel() -> None:
 
 @compiled
 def test_a_tied_head_and_embedding_share_one_table() -> None:
-    """Looking up gathers rows from the tiles, also across their borders; the product reads the same bits."""
+    """A lookup gathers rows from the tiles, also across their borders; the product reads the same bits."""
     q = bp.quantize_tensor(torch.randn(70, 96), bp.preset("int4-g32"))
     ids = torch.tensor([[0, 15, 16, 31], [32, 63, 69, 32]])
     assert torch.equal(F.embedding(ids, q), q.dequantize()[ids])
@@ -285,7 +285,7 @@ def test_experts_are_multiplied_one_by_one() -> None:
 @compiled
 @pytest.mark.parametrize("act", ["fp8", "fp8-tensor", "fp8-128", "mxfp8", "mxfp4", "nvfp4", "int8", "int8-tensor"])
 def test_experts_with_rounded_rows(act: str) -> None:
-    """A scale over all of x is one over the rows of all experts."""
+    """A per-tensor scale of x is measured over the rows of all experts."""
     experts = bp.quantize_tensor(torch.randn(3, 40, 64), bp.preset("int4-g32"))
     x, ends = torch.randn(7, 64), torch.tensor([2, 2, 7], dtype=torch.int32)
     x[:2] *= 100
@@ -317,7 +317,7 @@ def test_variants_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch
 
 @compiled
 def test_a_library_of_another_version_is_an_error() -> None:
-    """Any other library lacks a function as an older one does."""
+    """Any other library lacks functions, as one of another version would."""
     says = "has no bitport_error: it was compiled from another version of bitport; reinstall"
     with pytest.raises(KernelError, match=says):
         Library(TORCH)
@@ -326,7 +326,7 @@ def test_a_library_of_another_version_is_an_error() -> None:
 @compiled
 @pytest.mark.parametrize("asked", ["", "scalar"])
 def test_a_processor_without_vectors_leaves_products_to_pytorch(tmp_path: Path, asked: str) -> None:
-    """Weights stay plain for them, unless the plain loops are asked for by name."""
+    """Weights stay plain for PyTorch, unless the scalar loops are requested by name."""
     script = f"""
 import importlib.util, sys, torch
 import bitport as bp
@@ -359,7 +359,7 @@ print(plugins.describe()["cpu"])
 
 @pytest.mark.parametrize("broken", [False, True], ids=["missing", "broken"])
 def test_without_the_library(tmp_path: Path, broken: bool) -> None:
-    """The layout stays readable, weights stay plain, and doctor says what is lost."""
+    """The layout stays readable, weights stay plain, and doctor says what is missing."""
     path = tmp_path / "libbitport_kernels.so"
     if broken:
         path.write_bytes(b"not a library")

@@ -1,4 +1,4 @@
-"""The functions after a native product, on every variant, over their whole range against float64."""
+"""The activations after a native product, in every variant, over their whole range against float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def identity(n: int) -> Weight:
-    """Exactly one on the diagonal: int8 codes of 64 with a scale of 1/64, so that x W^T is x."""
+    """Exactly one on the diagonal: int8 codes of 64 with scale 1/64, so that x W^T is x."""
     scheme = preset("int8-sym")
     parts = quantize(torch.eye(n) * 127 / 64, scheme.weight)
     plain = Weight(*parts, scheme.weight.dtype, n, n, *scheme.weight.block_shape(n, n), "plain")
@@ -47,7 +47,7 @@ def identity(n: int) -> Weight:
 
 
 def exponent(z: Tensor, then: str) -> Tensor:
-    """e where the tail of the function is about exp(-e)."""
+    """The e for which the tail of the function is about exp(-e)."""
     if then == "gelu":
         return z * z / 2
     return z if then == "silu" else math.sqrt(8 / math.pi) * (z + 0.044715 * z**3)
@@ -55,7 +55,7 @@ def exponent(z: Tensor, then: str) -> Tensor:
 
 @pytest.mark.parametrize("then", FOLLOWING)
 def test_the_whole_range(isa: str, then: str) -> None:
-    """Both signs, from numbers so small that half of them is left to those of which nothing or all is."""
+    """Both signs, from tiny numbers, where f is half its argument, to large ones, where f is the argument or 0."""
     n = 32
     size = torch.cat([torch.logspace(-30, 0, 1600), torch.linspace(1, 14, 6400), torch.logspace(1.2, 30, 192)])
     z = torch.cat([size, -size, torch.zeros(2), torch.full((30,), float(2**-126))]).reshape(-1, n)
@@ -84,9 +84,9 @@ def test_the_ends(isa: str, then: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8", "nvfp4-wo", "int8-dyn", "fp8", "fp8-block"])
 def test_every_way_of_a_product(isa: str, scheme: str, dtype: torch.dtype, factor: bool) -> None:
-    """As the product alone, in float64, followed by the function: the product's budget, less what the slope of f (below
-    1.13: 1 dB) and the loss of the negative half (f^2 has 0.4 of the power of z^2: 4 dB) can take. A factor makes the
-    results unequal, so that fewer count: 3 dB more."""
+    """Like the product alone, in float64, followed by the function: the product's budget, less what the slope of f
+    (below 1.13: 1 dB) and the loss of the negative half (f^2 has 0.4 of the power of z^2: 4 dB) can cost. A factor
+    makes the results unequal, so that fewer count: 3 dB more."""
     op = OPS["dyn_linear_then" if preset(scheme).act else "linear_then"]
     for m in (1, 3, 33):
         for sample, then in zip(products(scheme, dtype, "cpu_tiles", n=50, k=256, m=m), FOLLOWING, strict=False):

@@ -1,4 +1,4 @@
-"""The native attention over quantized keys and values, in every variant that this processor runs."""
+"""The native attention over quantized keys and values, in every variant that this processor can run."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_queries_and_masks_may_lie_anyhow(library: Library) -> None:
 
 
 def test_scores_far_apart_and_masks_of_the_largest_size(library: Library) -> None:
-    """Weights that vanish are zero, and nothing overflows: with scores up to 1e4, and a mask of the least float."""
+    """Vanishing weights become zero, and nothing overflows, with scores up to 1e4 and a mask of the lowest float."""
     of = sample("far", CPU, torch.float32, "int8", "int8", rows=2)
     args = Call.of(*of.args)
     mask = torch.zeros(1, 1, 2, 37)
@@ -105,7 +105,7 @@ def test_scores_far_apart_and_masks_of_the_largest_size(library: Library) -> Non
 
 
 def test_a_row_of_the_least_masks_sees_all_tokens_alike(library: Library) -> None:
-    """-3.4e38 is finite, and so large that no score moves it: the result is the mean of all values."""
+    """-3.4e38 is finite, and so large that scores do not change it: the result is the mean of all values."""
     of = Call.of(*sample("least", CPU, torch.float32, "int8", "int8", rows=2).args)
     got = OPS["attention"].overload(*of._replace(mask=torch.full((1, 1, 1, 37), -3.4e38)).args())
     mean = of.values.dense(torch.float64).mean(2, keepdim=True).repeat_interleave(2, 1)
@@ -123,18 +123,18 @@ def test_masks_of_bool_need_no_default_dtype(library: Library) -> None:
 
 
 def test_many_rows_over_many_tokens(library: Library) -> None:
-    """So many pieces that each takes all tokens."""
+    """So many work items that each one covers all tokens."""
     of = sample("pieces", CPU, torch.float32, "int8", "int8", shape=(2, 8, 8, 16), rows=300, tokens=2100, causal=True)
     assert shortfall(of) <= 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system tells no peak of memory")
 def test_many_rows_take_memory_for_one_result() -> None:
-    """However many tokens there are: 4 MB in float32 beside the result of 4 MB, and room of two threads."""
+    """Independent of the number of tokens: 4 MB in float32 beside the 4 MB result, and scratch for two threads."""
     few = Call.of(*sample("memory", CPU, torch.float32, "int8", "int8", shape=(1, 8, 8, 16), value_width=256).args)
     many = few._replace(q=few.q[:, :, :1].expand(-1, -1, 512, -1), keys=longer(few.keys), values=longer(few.values))
     OPS["attention"].overload(*few.args())
-    Path("/proc/self/clear_refs").write_text("5")  # sets the peak back
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident()
     OPS["attention"].overload(*many.args())
     assert peak() - before < 24 << 20
@@ -158,7 +158,7 @@ def test_results_without_numbers(library: Library, change: str) -> None:
 
 
 def test_no_number_stays_none(library: Library) -> None:
-    """A NaN in a query makes its row NaN, one in a token every row that sees it; the others are untouched."""
+    """A NaN in a query makes its row NaN, a NaN in a token every row that attends to it; other rows are untouched."""
     of = Call.of(*sample("nan", CPU, torch.float32, "int8", "int8", dense=3, first=0, causal=True).args)
     q = of.q.clone()
     q[0, 0, 0, 5] = math.nan
@@ -168,7 +168,7 @@ def test_no_number_stays_none(library: Library) -> None:
     assert y[1].isfinite().all()
     assert of.dense_keys is not None
     keys = of.dense_keys.clone()
-    keys[1, 0, 2] = math.nan  # the newest token, which the last row alone sees; query heads 0 and 1 read it
+    keys[1, 0, 2] = math.nan  # only the last row sees the newest token; query heads 0 and 1 read it
     y = OPS["attention"].overload(*of._replace(dense_keys=keys).args())
     assert y[1, :2, 2].isnan().all()
     assert y[1, :2, :2].isfinite().all()
@@ -194,7 +194,7 @@ def test_what_it_refuses(keys: str, values: str, says: str) -> None:
 
 
 def test_a_store_is_read_where_it_lies() -> None:
-    """No part of a long store is copied for one query: the codes that the kernel is given are those of the store."""
+    """A query copies no part of a long store: the kernel is given the store's own buffers."""
     store = KeyValueStore("int4-g32+first4+last40")
     store.append(torch.randn(1, 2, 500, 64), torch.randn(1, 2, 500, 64))
     store.append(torch.randn(1, 2, 1, 64), torch.randn(1, 2, 1, 64))

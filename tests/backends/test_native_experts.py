@@ -1,5 +1,5 @@
-"""Products of experts in the native kernels, whose threads take whole experts or share the tiles of each: no bit of the
-result depends on which."""
+"""Products of experts in the native kernels, whose threads take whole experts or share the tiles of each: the result is
+bit for bit the same."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PRODUCTS = {
     "int4-int8": "int8-asym",
     "fp8-block": "fp8",
 }
-"""What rounds x."""
+"""Weight scheme -> rounding of x."""
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def grouped(x: torch.Tensor, ends: torch.Tensor, experts: QTensor, act: str) -> 
 
 
 def one_by_one(x: torch.Tensor, rows: list[int], experts: QTensor, act: str) -> torch.Tensor:
-    """Every expert's product by itself, in one thread; zeros past the last row."""
+    """Every expert's product separately, in one thread; zeros past the last row."""
     torch.set_num_threads(1)
     y, first = x.new_zeros(len(x), N), 0
     for expert, count in enumerate(rows):
@@ -88,7 +88,7 @@ def test_bits_are_those_of_each_expert_alone(scheme: str, dtype: torch.dtype, th
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_products_that_no_expert_has_are_handed_over(count: int, threads: None) -> None:
-    """The product of integers takes no table of floats: every thread is refused."""
+    """The integer product takes no lookup table of floats: it is refused in every thread."""
     torch.set_num_threads(count)
     experts, x, ends = tiles("nf4", 4, N, K), torch.randn(103, K, dtype=BF16), torch.tensor([20, 50, 75, 103]).int()
     y = takes(lambda: grouped(x, ends, experts, "int8"), 0)
@@ -129,7 +129,7 @@ def test_within_a_parallel_region_of_torch_they_run_alone(threads: None) -> None
 
 
 def test_threads_are_woken_once_where_that_keeps_them_all_busy() -> None:
-    """Counted by a pool in the place of torch's, which nobody can give back: in a process of its own."""
+    """Counted by a pool that replaces torch's for good, hence in a separate process."""
     script = """
 import ctypes, torch
 from bitport.backends import cpu

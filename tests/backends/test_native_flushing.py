@@ -1,5 +1,5 @@
-"""A thread that flushes subnormal floats to zero (``torch.set_flush_denormal``) gets the same numbers: those that are
-subnormal in float16 and float8 are not in float32."""
+"""A thread that flushes subnormal floats to zero (``torch.set_flush_denormal``) gets the same numbers: subnormals of
+float16 and float8 are not subnormal in float32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def flushing() -> Iterator[None]:
 
 
 def weight(dtype: torch.dtype) -> Tensor:
-    """Rows of all sizes: the smallest have scales that are subnormal in float16, or in e4m3 by the global scale."""
+    """Rows of all magnitudes: the smallest have scales that are subnormal in float16, or in e4m3 relative to the global
+    scale."""
     return (torch.randn(64, 96) * torch.logspace(-6, 0, 64)[:, None]).to(dtype)
 
 

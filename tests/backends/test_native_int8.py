@@ -1,4 +1,4 @@
-"""Products with int8 inputs in the native kernels, every variant that this processor runs, against float64."""
+"""Products with int8 inputs in the native kernels, in every variant that this processor can run, against float64."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Product(NamedTuple):
         return F.linear(fake_quantize(x, act, act_scale).double(), self.value, bias)
 
     def shortfall(self, x: Tensor, act: str, act_scale: Tensor | None = None) -> float:
-        """dB by which it misses its budget; negative where it is better."""
+        """dB by which the product misses its budget; negative where it is better."""
         got, expected = self(x, act, act_scale), self.expected(x, act, act_scale)
         assert got.shape == expected.shape
         assert got.dtype == x.dtype
@@ -77,7 +77,7 @@ def product(name: str, dtype: torch.dtype, n: int, k: int) -> Product:
 
 
 def identity(k: int) -> Product:
-    """The product that gives the rounded input itself."""
+    """A product whose result is the rounded input itself."""
     codes = torch.eye(k).to(torch.uint8) + 128
     return in_tiles(Quantized(codes, torch.ones(k, 1)), Format(dtype="int8"), k, k)
 
@@ -127,8 +127,8 @@ def test_more_rows_than_are_worked_off_at_once(isa: str) -> None:
 @DTYPES
 @pytest.mark.parametrize("act", ACTS)
 def test_codes_are_those_of_the_specification(isa: str, act: str, dtype: torch.dtype) -> None:
-    """Number for number, also where x / scale lies in the middle between two codes, where it is tiny or huge, and where
-    there is none: rows of zeros, of NaN, of infinity."""
+    """Element by element, also where x / scale lies midway between two codes, is tiny or huge, or undefined: rows of
+    zeros, NaN, infinity."""
     limits = torch.finfo(dtype)
     x = torch.randn(24, 100).to(dtype)
     x[1] = 0
@@ -171,8 +171,8 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
 
 
 def test_halves_are_rounded_to_even_after_one_division(isa: str) -> None:
-    """x / scale in float32, where a product with the reciprocal would pick another code: numbers one unit in the last
-    place around the middle between two codes."""
+    """x / scale in float32, where multiplying by the reciprocal would pick another code: numbers within one ulp of the
+    midpoint between two codes."""
     scales = torch.rand(64) + 0.5
     middles = (torch.randint(-127, 127, (64, 64)) + 0.5) * scales[:, None]
     x = torch.stack([middles, middles.nextafter(torch.tensor(1e9)), middles.nextafter(torch.tensor(-1e9))], 1)
@@ -194,7 +194,7 @@ def test_empty_and_vectors(isa: str) -> None:
 
 @pytest.mark.parametrize("k", [65600, 140000])
 def test_sums_do_not_overflow(isa: str, k: int) -> None:
-    """The largest codes along a row whose sum of products is near and beyond the end of int32."""
+    """The largest codes in a row whose sum of products is near and beyond the end of int32."""
     for fill in (0, 255):
         codes = torch.full((3, k), fill, dtype=torch.uint8)
         multiply = in_tiles(Quantized(codes, torch.full((3, 1), 2.0**-7)), Format(dtype="int8"), 3, k)
@@ -239,7 +239,7 @@ def test_eight_threads_at_once(isa: str) -> None:
 
 @pytest.mark.parametrize("act", [*ACTS, "fp8-tensor", "fp8"])
 def test_experts_share_the_rounding_of_the_tensor(act: str) -> None:
-    """A scale of the tensor is measured over the rows of all experts, as the generic kernel does."""
+    """A per-tensor scale is measured over the rows of all experts, as in the generic kernel."""
     fmt = FORMATS["int8-channel-none"]
     parts = quantize(torch.randn(3, 40, 64), fmt)
     x = torch.randn(9, 64) * torch.tensor([1.0, 1, 10, 10, 1, 1, 1, 1, 100])[:, None]

@@ -1,5 +1,5 @@
-"""A step by the native kernel is the generic one, bit for bit but for the root, in every variant that this processor
-runs."""
+"""The native optimizer step equals the generic one, bit for bit except for the square root, in every variant that this
+processor can run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bitport.train.optim import SGD, STATES, Adam, AdamW, Lion, LowBitOptimizer
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 SHAPES = ((20, 320), (256, 21), (5000,), (6, 512), (), (3, 64), (7, 130), (2, 3, 15, 15), (3, 1))
-"""Whole vectors and such as are none, short rows, odd rows, one number."""
+"""Whole vectors and remainders, short rows, odd rows, one number."""
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 RULES: dict[str, tuple[type[LowBitOptimizer], dict[str, Any]]] = {
     "adamw": (AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
@@ -73,8 +73,8 @@ def bits(tensor: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("states", STATES)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_is_the_generic_one(isa: str, rule: str, states: str, dtype: torch.dtype) -> None:
-    """Of Adam the parameter too, up to the root: where torch's op is off by an ulp, that and the four roundings after
-    it may each move the update by an ulp, and the parameter goes to its neighbour."""
+    """The parameter of Adam too, up to the square root: where torch's op is off by an ulp, that and the four roundings
+    after it may each move the update by an ulp, and the parameter to its neighbour."""
     cls, options = RULES[rule]
     wanted = begun(cls, states, dtype, **options)
     got = copy.deepcopy(wanted)
@@ -134,7 +134,8 @@ def scale_of(kept: Moment) -> Tensor:
 
 
 def near_thresholds(name: str) -> Tensor:
-    """Rows of 128 numbers, the largest of the type in each: its numbers, the middles, their neighbours, tiny ones."""
+    """Rows of 128 numbers, each with the largest of the type: its values, the midpoints, their neighbours, tiny
+    ones."""
     number = number_type(name)
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     table = torch.tensor(number.table) if number.table else every[every.isfinite()].unique()
@@ -148,7 +149,7 @@ def near_thresholds(name: str) -> Tensor:
 
 @pytest.mark.parametrize(("name", "positive"), FORMATS)
 def test_every_code_at_its_ends(isa: str, name: str, positive: bool) -> None:
-    """sgd with no rate makes its moment what the gradient is."""
+    """sgd with rate 0 sets its moment to the gradient."""
     fmt, x = Format(dtype=name, block=(1, 128)), near_thresholds(name)
     for factor in (1.0, 0.37, 1e-30, 1e30):
         value = (x.abs() if positive else x) * factor
@@ -163,7 +164,7 @@ def test_every_code_at_its_ends(isa: str, name: str, positive: bool) -> None:
 
 @pytest.mark.parametrize(("name", "positive"), FORMATS)
 def test_blocks_with_an_end_of_their_own(isa: str, name: str, positive: bool) -> None:
-    """Zeros, subnormal numbers, the largest, and such as are none: those read as NaN."""
+    """Zeros, subnormals, the largest floats, and NaN or infinity: blocks with those are read back as NaN."""
     fmt, k = Format(dtype=name, block=(1, 128)), 128
     value = torch.randn(6, k).abs()
     value[0] = 0.0
@@ -183,7 +184,7 @@ def test_blocks_with_an_end_of_their_own(isa: str, name: str, positive: bool) ->
 
 
 def test_lion_goes_nowhere_by_what_is_no_number(isa: str) -> None:
-    """In whole vectors, and in what is left of a row beside them."""
+    """In whole vectors, and in the remainder of a row."""
     grad = torch.randn(1, 300)
     grad[0, [5, 290]], grad[0, [9, 299]], grad[0, 11] = math.nan, -math.inf, 0.0
     ends = []
@@ -198,7 +199,7 @@ def test_lion_goes_nowhere_by_what_is_no_number(isa: str) -> None:
 @pytest.mark.parametrize("chance", [True, False])
 @DTYPES
 def test_parameters_of_every_size(isa: str, dtype: torch.dtype, chance: bool) -> None:
-    """Rounded to a 16-bit float by the same bits as the generic kernel: subnormal numbers, infinities, both zeros."""
+    """Rounding to a 16-bit float gives the bits of the generic kernel: subnormals, infinities, both zeros."""
     x = torch.exp2(torch.empty(70, 64).uniform_(-45, 17)) * torch.randn(70, 64).sign()
     x[0, :6] = torch.tensor([0.0, -0.0, math.inf, -math.inf, 65504.0, 65519.9])
     for shape in ((70, 64), (448, 10)):
@@ -288,7 +289,7 @@ def test_a_kernel_that_does_not_exist_is_an_error() -> None:
 
 
 def test_the_library_checks_what_it_is_given() -> None:
-    """Two moments for sgd."""
+    """Two moments for sgd are refused."""
     target = Target(torch.zeros(8), torch.zeros(8), (Moment(torch.zeros(8)), Moment(torch.zeros(8))), Numbers())
     with pytest.raises(KernelError, match="rules 0 to 2 with the moments they have"):
         optimizer_step("sgd", [target])

@@ -1,4 +1,4 @@
-"""The native library lays codes into tiles, and takes them out, as the layout in torch ops does: the same bytes."""
+"""The native library packs codes into tiles and unpacks them to the same bytes as the layout's torch ops."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def test_bytes_of_tiles(bits: int, n: int, k: int) -> None:
     codes = torch.randint(0, 2**bits, (2, whole.n, whole.k), dtype=torch.uint8)
     matrix, dense = whole._replace(n=n, k=k), to_storage(codes[:, :n, :k].contiguous(), number)
     assert torch.equal(cpu.LIBRARY.pack(matrix, dense), pack_tiles(matrix, dense))
-    filled_up = pack_tiles(whole, to_storage(codes, number))  # not with zeros
+    filled_up = pack_tiles(whole, to_storage(codes, number))  # the padding is not zero
     assert torch.equal(cpu.LIBRARY.unpack(matrix, filled_up), dense)
     assert torch.equal(unpack_tiles(matrix, filled_up), dense)

@@ -1,5 +1,5 @@
-"""Weights rounded by the native kernel are those of the generic one, bit for bit, in every variant that this processor
-runs. A scale that is NaN is one: which sign it has the generic kernel leaves to PyTorch's division and cast."""
+"""The native quantize kernel gives the bits of the generic one, in every variant that this processor can run. NaN
+scales are compared as NaN: their sign depends on PyTorch's division and cast."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NAMES = (
 
 
 def weight(n: int, k: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Rows of every size, ties, and in the first rows what has an end of its own: zeros of both signs, the largest
-    numbers, the smallest, one sign only, infinities, NaN."""
+    """Rows of all magnitudes, ties, and edge cases in the first rows: zeros of both signs, the largest and smallest
+    numbers, one sign only, infinities, NaN."""
     made = torch.Generator().manual_seed(seed)
     x = torch.randn(n, k, generator=made) * torch.exp2(torch.randint(-12, 8, (n, 1), generator=made).float())
     end = torch.finfo(dtype)
@@ -80,7 +80,7 @@ def test_schemes(library: Library, name: str, dtype: torch.dtype) -> None:
 
 
 def formats_of(number: NumberType) -> Iterator[Format]:
-    """Every scale and zero, also those that no preset has: float16 scales are clipped by large numbers of float32."""
+    """Every scale and zero, also those without a preset: float16 scales are clipped for large float32 numbers."""
     for scale in ("bfloat16", "float16", "e4m3"):
         for zero in ("none", "int", "float") if number.kind == "int" and scale != "e4m3" else ("none",):
             yield Format(dtype=number.name, block=(1, 32), zero=zero, scale=scale)
@@ -111,7 +111,7 @@ def test_threads_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 3e-39, 1e36], ids=["ordinary", "subnormal", "large"])
 def test_quotients_are_rounded_once(library: Library, scale: float) -> None:
-    """Float32 scales have 24 bits: a quotient that is off by one bit takes the other side of a tie now and then."""
+    """Float32 scales have 24 bits: a quotient off by one bit sometimes falls on the other side of a tie."""
     made = torch.Generator().manual_seed(7)
     x = torch.randn(2000, 64, generator=made)
     steps = torch.randint(-126, 127, x.shape, generator=made) + 0.5
@@ -125,7 +125,7 @@ def test_quotients_are_rounded_once(library: Library, scale: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_ties_of_short_numbers(library: Library, dtype: torch.dtype) -> None:
-    """Numbers and scales of 16 bits take one correction fewer: on a tie, and next to one, on both sides."""
+    """16-bit numbers and scales take one correction less: at ties, and next to them on both sides."""
     made = torch.Generator().manual_seed(11)
     most = torch.rand(4000, 1, generator=made).to(dtype) + 1
     for fmt, largest in ((Format(dtype="int8"), 127), (Format(dtype="float8_e4m3", block=(1, 64), scale="input"), 448)):
@@ -139,7 +139,7 @@ def test_ties_of_short_numbers(library: Library, dtype: torch.dtype) -> None:
 
 
 def test_experts_and_views() -> None:
-    """Leading dimensions are matrices; a transposed weight, or a piece of one, lies apart in memory."""
+    """Leading dimensions are matrices; a transposed or sliced weight is not contiguous."""
     every = torch.randn(3, 48, 96)
     for name in ("int4-g32", "nvfp4"):
         for x in (every, every.transpose(-1, -2), every[:, ::2, 3:67], every[1].t()):

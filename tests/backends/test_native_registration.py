@@ -1,5 +1,5 @@
-"""The native kernels at PyTorch's dispatcher: which calls they take, which they hand over, and that neither the result
-nor the error nor the choice differs from the kernels called by ctypes."""
+"""The native kernels at PyTorch's dispatcher: which calls they take, which they hand over, and that result, error and
+choice equal those of the kernels called through ctypes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.backends.taken import BF16, arguments, linear, registered, taken, tak
 pytestmark = [registered, pytest.mark.usefixtures("own_tables")]
 FP16, FP32 = torch.float16, torch.float32
 KINDS = ("int4-g32", "int8", "int3", "int4-g64-fzero", "int4-g48", "nf4", "mxfp4-wo", "nvfp4-wo")
-"""Each with something else to read: zeros or none, float ones, odd groups, a table, 8-bit scales, scale2."""
+"""Each has other parts to read: zeros or none, float ones, odd groups, a table, 8-bit scales, scale2."""
 
 
 def without_native(op: str, *args: Any) -> Any:
-    """What the chooser gives, which calls the library by ctypes."""
+    """The result of the chooser, which calls the library through ctypes."""
     return takes(lambda: CHOOSERS[op](*args), 0)
 
 
@@ -125,7 +125,7 @@ VARIED: dict[str, Callable[[list[Any]], list[Any]]] = {
 @pytest.mark.parametrize("change", VARIED)
 def test_other_arguments_are_handed_over(change: str) -> None:
     args = VARIED[change](arguments())
-    y = takes(lambda: linear(*args), 1 if change == "x negated" else 0)  # PyTorch resolves a negation first
+    y = takes(lambda: linear(*args), 1 if change == "x negated" else 0)  # PyTorch resolves the negation first
     with use_kernel("generic"):
         expected = linear(*args)
     assert y.shape == expected.shape
@@ -133,7 +133,7 @@ def test_other_arguments_are_handed_over(change: str) -> None:
 
 
 def test_rows_that_lie_dense_are_no_tiles() -> None:
-    """As they are for the kernel of exported programs."""
+    """Plain data as tiles is refused here; the kernel of exported programs accepts it."""
     table = bp.quantize_tensor(torch.randn(40, 96), "int4-g32").to_layout("plain")
     args = (torch.tensor([3]), *operand(table)[:-1], "cpu_tiles", FP32)
     with pytest.raises(RuntimeError):
@@ -176,22 +176,22 @@ WRONG: dict[str, tuple[int, Any, str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_arguments_are_errors_of_bitports_own(what: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Nothing is read that does not fit; the error is the chooser's, whatever C functions it came through."""
+    """Data that does not fit is never read; the error is the chooser's, whatever C functions it passed through."""
     at, value, message = WRONG[what]
     args = arguments()
     args[at] = value
     with pytest.raises(ArgumentError, match=message):
         takes(lambda: linear(*args), 0)
-    with torch.inference_mode(), pytest.raises(RuntimeError) as raised:  # no Python is left on this way
+    with torch.inference_mode(), pytest.raises(RuntimeError) as raised:  # no Python frame on this path
         takes(lambda: linear(*args), 0)
-    assert re.search(message, f"{raised.value}\n{capfd.readouterr().err}")  # before PyTorch 2.13 it is printed
+    assert re.search(message, f"{raised.value}\n{capfd.readouterr().err}")  # before PyTorch 2.13 it is only printed
     with torch.inference_mode(), pytest.raises(ArgumentError, match=message):
         call("linear", *args)
 
 
 @pytest.mark.parametrize("at", range(12), ids=lambda at: f"argument-{at}")
 def test_sizes_at_random_read_nothing_they_should_not(at: int) -> None:
-    """Every tensor in turn gets every other's shape and dtype: a result or an error, no third."""
+    """Every tensor in turn is replaced by every other: the call gives a correct result or an error."""
     args = arguments("int4-g32")
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     others = tensors if isinstance(args[at], torch.Tensor) else [0, 1, 31, 33, 2**40, "int2", "cpu_tiles"]
@@ -209,7 +209,7 @@ def test_sizes_at_random_read_nothing_they_should_not(at: int) -> None:
 
 
 def test_arguments_are_given_back() -> None:
-    """Both ways leave no reference behind: neither the kernel's own nor, handed over, the chooser's."""
+    """No reference leaks, neither in the kernel nor, when handed over, in the chooser."""
     for bias in (BF16, FP32):
         args = arguments()
         args[-1] = args[-1].to(bias)
@@ -222,7 +222,8 @@ def test_arguments_are_given_back() -> None:
 
 
 class Mallinfo2(ctypes.Structure):
-    """What glibc's allocator says of all threads: ``uordblks`` bytes are in use in its heaps, ``hblkhd`` are mapped."""
+    """glibc's allocator statistics for all threads: ``uordblks`` bytes are in use in its heaps, ``hblkhd`` are
+    mapped."""
 
     _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
     _fields_ = [(name, ctypes.c_size_t) for name in _names]
@@ -230,9 +231,9 @@ class Mallinfo2(ctypes.Structure):
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="counts the bytes in use as glibc 2.33 does")
 def test_no_memory_is_left_behind() -> None:
-    """Not by a call that is taken, and not by one that is handed over, with its texts and optional tensors: a leak
-    grows with every call, by a block of Python's or by the 24 bytes that are the least of malloc's. Counted by the
-    allocators, since the system's count of pages is a loose one; the least of three, for what other threads do."""
+    """Neither calls taken nor calls handed over leak, with their strings and optional tensors: a leak grows with every
+    call, by a block of Python's allocator or by at least malloc's 24 bytes. Counted by the allocators, since the
+    system's page count is imprecise; the least of three runs, to exclude other threads."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = Mallinfo2
     args = arguments("nvfp4-wo")
@@ -370,7 +371,7 @@ def test_gradients() -> None:
 
 @pytest.mark.slow
 def test_ahead_of_time(tmp_path: Path) -> None:
-    """AOTInductor calls the op by its proxy executor, with any number of rows."""
+    """AOTInductor calls the op through its proxy executor, with any number of rows."""
     model = Layers("int4-g32")
     program = torch.export.export(model, (torch.randn(3, 96),), dynamic_shapes=({0: torch.export.Dim("rows", max=64)},))
     with torch.no_grad():

@@ -1,5 +1,5 @@
-"""The rounding of x in the native kernels against bitport.numerics: with the identity as weight, what comes out is what
-the product saw."""
+"""The rounding of x in the native kernels against bitport.numerics: with the identity as weight, the result is the
+input that the product saw."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bitport.ops.product import operand
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 K = 240
-"""Fills no last block, of 32 or of 128."""
+"""Fills neither a last block of 32 nor one of 128."""
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
 FLOATS = [act for act in ACTS if act and act not in INTEGER_ACTS]
 
 
 def rows(dtype: torch.dtype) -> torch.Tensor:
-    """Rows of every size from the smallest numbers to the largest, zeros, numbers in the middle between two codes."""
+    """Rows of all magnitudes from the smallest numbers to the largest, zeros, and midpoints between codes."""
     sizes = torch.logspace(-7, 4, 40)[:, None]
     every = torch.randn(40, K) * sizes
     every[3] = 0
@@ -38,7 +38,7 @@ def seen(library: Library, x: torch.Tensor, act: str, scale: torch.Tensor | None
 
 
 def assert_equal(got: torch.Tensor, x: torch.Tensor, act: str, scale: torch.Tensor | None = None) -> None:
-    """Equal but for the order in which nvfp4's two scales are multiplied: one rounding of float32."""
+    """Equal up to one float32 rounding in nvfp4, where two scales are multiplied in another order."""
     expected = fake_quantize(x, act, scale)
     slack = expected.abs() * (2.0**-23 if act == "nvfp4" else 0.0)
     low, high = ((expected + sign * slack).to(x.dtype) for sign in (-1, 1))
@@ -63,7 +63,7 @@ def test_a_given_scale(library: Library, act: str) -> None:
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")], ids=["inf", "nan"])
 @pytest.mark.parametrize("act", FLOATS)
 def test_bad_numbers_stay_in_their_block(library: Library, act: str, bad: float) -> None:
-    """A product with the identity sums over the row, so a bad block makes its row NaN, and no other one."""
+    """A product with the identity sums over the row, so a bad block makes its row NaN, but no other."""
     x = rows(torch.float32)
     x[20, 40] = bad
     got = seen(library, x, act)

@@ -1,4 +1,4 @@
-"""The native kernels under the address and the undefined behaviour sanitizer."""
+"""The native kernels under the address and undefined behaviour sanitizers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_no_fault_is_found() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not (MAKE and all(map(shutil.which, ARM))), reason=f"make and {' and '.join(ARM)} are needed")
 def test_no_fault_is_found_on_an_emulated_arm() -> None:
-    """On a processor with products of matrices, and on one with nothing but NEON."""
+    """On a processor with matrix instructions, and on one with only NEON."""
     found = cases_of("test-arm", "SANITIZE_ARGS=20")
     assert [best for _, best in found] == ["neon_matrix", "neon"]
     assert all(cases > 10_000 for cases, _ in found)
 
 
 def cases_of(*targets: str) -> list[tuple[int, str]]:
-    """How many cases each run of the tests had, and the best instruction set there."""
+    """(number of cases, best instruction set) of each run of the tests."""
     ran = subprocess.run(["make", "-s", "-C", ROOT, *targets], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-8000:]
     return [(int(cases), best) for cases, best in re.findall(r"(\d+) cases, .*, up to (\w+): no fault", ran.stdout)]

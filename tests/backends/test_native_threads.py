@@ -1,4 +1,4 @@
-"""The native kernels with torch's threads, in other threads and processes, and in other versions of torch."""
+"""The native kernels with torch's threads, in other threads and processes, and with other versions of torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_many_python_threads_at_once(two_threads: None) -> None:
 
 
 def test_other_python_threads_run_meanwhile() -> None:
-    """A thread that wakes up every half millisecond does so during one call of some tens of milliseconds."""
+    """A thread that wakes every half millisecond does so during one call of some tens of milliseconds."""
     x, weight, woken, done = torch.randn(1024, 2048, dtype=BF16), tiles("int4-g32", 2048, 2048), 0, threading.Event()
 
     def wake() -> None:
@@ -80,7 +80,7 @@ def test_within_a_parallel_region_of_torch_it_runs_alone(two_threads: None) -> N
 
 
 def _child(args: list[Any], expected: torch.Tensor) -> None:
-    torch.set_num_threads(1)  # as PyTorch's own data loader does: the pool's threads did not come along
+    torch.set_num_threads(1)  # as PyTorch's data loader does: threads of the pool do not survive the fork
     sys.exit(0 if torch.equal(linear(*args), expected) else 1)
 
 
@@ -94,7 +94,7 @@ def test_a_forked_process(two_threads: None) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_as_many_as_torch_has(threads: int) -> None:
-    """The process has no thread beyond those of torch's own pool."""
+    """The process has no threads beyond torch's own pool."""
     script = f"""
 import os, torch, bitport as bp, torch.nn.functional as F
 torch.set_num_threads(1)

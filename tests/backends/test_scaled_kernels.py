@@ -1,4 +1,4 @@
-"""PyTorch's products that no CPU has, numerically: emulated from their contracts, whose checks the emulators make."""
+"""Numerics of the kernels for PyTorch ops that no CPU has: emulated from their contracts, including the checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Kinds = ScalingType | list[ScalingType]
 
 
 def values(codes: Tensor) -> Tensor:
-    """float64 of float8 codes, or of pairs of float4 codes along the last axis."""
+    """float8 codes, or pairs of float4 codes along the last axis, in float64."""
     if codes.dtype != torch.float4_e2m1fn_x2:
         return codes.double()
     raw = codes.view(torch.uint8)
@@ -47,7 +47,7 @@ def values(codes: Tensor) -> Tensor:
 
 
 def unswizzled(scale: Tensor, rows: int, blocks: int) -> Tensor:
-    """float64 [rows, blocks] of the tiles of 128x4, entry by entry."""
+    """Scales in tiles of 128x4 as float64 [rows, blocks], element by element."""
     across = -(-blocks // 4)
     assert scale.is_contiguous()
     assert scale.numel() == -(-rows // 128) * 128 * across * 4
@@ -102,7 +102,7 @@ def scaled_mm_emulator(
 
 
 def past_the_end(y: Tensor, ends: Tensor) -> Tensor:
-    """What lies in memory there."""
+    """Rows past the last end are uninitialized memory."""
     y[int(ends[-1]) :] = float("nan")
     return y
 
@@ -133,7 +133,7 @@ def scaled_grouped_mm_emulator(
 
 
 def mps_int4_emulator(x: Tensor, data: Tensor, group: int, pairs: Tensor) -> Tensor:
-    """The Metal kernel: bytes [N, K/2] whatever the shape says, the pair rounded in x's dtype before it is used."""
+    """The Metal kernel: bytes are [N, K/2] whatever the shape says, and the pair is rounded to x's dtype before use."""
     n, k = data.shape[0] * 8, x.shape[1]
     assert x.is_contiguous()
     assert data.is_contiguous()
@@ -183,7 +183,7 @@ CASES = [
 def test_within_budget(
     run: Any, refuses: Any, layout: str, scheme: str, dtype: torch.dtype, shape: tuple[int, int], with_bias: bool
 ) -> None:
-    """A bias added to a rounded product is one more rounding; so is the shift that a zero point makes on MPS."""
+    """A bias added to a rounded product is one more rounding, and so is the shift of a zero point on MPS."""
     refused, missed = {}, {}
     for sample in products(scheme, dtype, layout, *shape, with_bias=with_bias):
         zeros = int(layout == "int4_pairs" and sample.args[3] is not None)
@@ -205,7 +205,7 @@ def test_within_budget(
     ids=["grouped", "scaled"],
 )
 def test_experts(op: str, kernel: Any, schemes: set[str]) -> None:
-    """The op's samples: uneven experts, rows that are nobody's, experts without rows; x within a larger buffer."""
+    """The op's samples: uneven experts, unassigned rows, experts without rows; x within a larger buffer."""
     taken = set()
     for sample in OPS[op].samples(CPU, BF16):
         x = sample.args[0]
@@ -223,7 +223,7 @@ def test_experts(op: str, kernel: Any, schemes: set[str]) -> None:
 
 
 def sixteens(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same experts with the first 16 rows of each and the first 64 columns."""
+    """The same experts cut to the first 16 rows and the first 64 columns."""
     x, ends, data, *rest = args
     weight = Weight(data, *rest[:9])
     if weight.data.dtype != torch.float8_e4m3fn or weight.block_k < weight.k or weight.block_n > 1:
@@ -246,14 +246,14 @@ def test_a_dense_weight_is_the_generic_kernels(dtype: torch.dtype) -> None:
 
 
 def test_a_dense_weight_is_made_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kernel that is chosen there for dequantize."""
+    """By the kernel chosen for dequantize on that device."""
     sample = next(iter(products("int4", BF16, "plain", 128, 256, m=5, with_bias=False)))
     monkeypatch.setitem(CHOOSERS, "dequantize", lambda *args: torch.ones(128, 256, dtype=args[-1]))
     assert torch.equal(dense_mm.run(*sample.args), sample.args[0] @ torch.ones(256, 128, dtype=BF16))
 
 
 class Moved(TorchDispatchMode):
-    """Bytes that ops read and write, each by itself."""
+    """Counts the bytes that ops read and write, each op separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize(("costs", "layout"), [(cuda.DENSE, "tile_packed_8"), (mps.DENSE, "int4_pairs")])
 def test_what_making_a_weight_dense_moves(costs: dense_mm.Costs, layout: str) -> None:
-    """By torch's own ops, and once more as the product reads it: counted, to a tenth."""
+    """Bytes moved by torch's own ops, plus one read by the product: within a tenth of the constant."""
     q = bp.quantize_tensor(torch.randn(256, 1024, dtype=BF16), "int4").to_layout(layout)
     with Moved() as moved:
         dense = OPS["dequantize"].generic(*operand(q), BF16)
@@ -285,7 +285,7 @@ def test_scales_in_tiles(rows: int, blocks: int) -> None:
 
 
 def test_a_shifted_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scales in plain order instead of tiles do not pass."""
+    """Scales with the blocks of each row reversed do not pass."""
     sample = next(iter(products("mxfp8", BF16, "plain", 128, 256, m=5)))
     swizzled = scaled_mm_mx.swizzled
     monkeypatch.setattr(

@@ -1,7 +1,7 @@
-"""Triton's kernels, each in a process that tells triton where it is: on_triton.py in its interpreter, the compilers for
-devices that are not here, and on the device that is. The others are likewise: on_triton_attention.py for attention,
-on_triton_inputs.py for what rounds inputs, on_triton_pairs.py for codes taken several at a time, on_triton_scaled.py
-for products of blocks with their scales, on_triton_tables.py for how they are chosen."""
+"""Triton's kernels, each file in a process of its own, since triton reads at import where it runs: on_triton.py in the
+interpreter and on a present device, on_triton_compiler.py compiled for absent devices. The others:
+on_triton_attention.py for attention, on_triton_inputs.py for rounding inputs, on_triton_pairs.py for codes taken
+several at a time, on_triton_scaled.py for scaled products of blocks, on_triton_tables.py for the choice of kernels."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ spec.loader.exec_module(synthetic)
 
 MANIFEST, WEIGHTS, CODE = "extra/bitport.json", "extra/bitport/weights.safetensors", synthetic.LIBRARY
 E_MACHINE, AARCH64, X86_64 = 18, 183, 62
-"""Where an ELF header says for which machine it is, and two answers."""
+"""Offset of the machine type in an ELF header, and two of its values."""
 
 
 @pytest.fixture(scope="module")

@@ -62,9 +62,9 @@ class Residual(Plain):
 
 
 APART = {"int4-g32": 35, "int8-dyn": 38 - 6, "mxfp4": 18 - 6}
-"""How near, in dB, a result fused is to the one not fused. Where the input of the last product is rounded too, a bit
-that differs may become a step, or another scale of a block: then both are roundings of the same numbers, each with the
-SQNR of its type, and no further apart than both errors put together, which is twice one of them."""
+"""Least SQNR in dB of the fused result against the unfused one. Where the input of the last product is rounded too, one
+different bit may become a whole step, or another scale of a block: then both are roundings of the same numbers, each
+with the SQNR of its type, and their distance is at most both errors together, twice one of them."""
 
 
 def model(kind: nn.Module, scheme: str = "int4-g32") -> nn.Module:

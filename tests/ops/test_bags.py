@@ -18,7 +18,7 @@ from bitport.errors import ArgumentError
 from bitport.train import convert_, prepare_
 
 IDS, STARTS = torch.tensor([3, 7, 3, 1, 49, 0, 3, 12, 3, 3]), torch.tensor([0, 4, 4, 8])
-"""Bags of four, none, four and two ids."""
+"""Bags of four, zero, four and two ids."""
 
 
 def table(scheme: str = "int4-g32", **options: Any) -> nn.EmbeddingBag:

@@ -24,7 +24,7 @@ SHAPES = {
 }
 SCHEMES = ("int4", "int3-g32-sym", "int8", "fp8-row", "fp8-block", "mxfp4-wo", "nvfp4-wo", "nf4")
 PIECES = (100, 1000, 1 << 14)
-"""Numbers: less than a row, some rows, all of the small ones."""
+"""Elements per piece: less than a row, some rows, all of the small weights."""
 
 
 @pytest.fixture(params=PIECES)

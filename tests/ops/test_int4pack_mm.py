@@ -14,7 +14,7 @@ from bitport.ops.samples import product_budget
 op = torch.ops.bitport.int4pack_mm
 OFFSETS = (0, 1, 8, 9, 16, 17, 24, 25)
 ORDER = (7, 5, 3, 1, 6, 4, 2, 0)
-"""Columns of a word from its highest nibble to its lowest."""
+"""Columns of a word from the highest nibble to the lowest."""
 
 
 def words_from_the_contract(codes: Tensor, inner: int) -> Tensor:

@@ -28,7 +28,7 @@ from bitport.tensor import QTensor, quantize_tensor
 SIZE = 6 * 128
 WEIGHT_ONLY = ("int4", "int3-g32", "int8", "int8-tensor", "int6-channel", "nf4", "fp8-wo", "mxfp4-wo", "nvfp4-wo")
 ROUNDED_BY_BLOCKS = ("fp8-block", "mxfp8", "mxfp4")
-"""Whose inputs have a scale for each block of K: a row that is cut between blocks is rounded as it was in one piece."""
+"""Inputs have a scale per block of K: a row split between blocks is rounded as in one piece."""
 ROUNDED_BY_ROWS = ("int8-dyn", "int4-int8", "fp8-row", "fp8", "nvfp4")
 UNIT = 2.0**-24
 

@@ -22,7 +22,7 @@ from bitport.tensor import QTensor
 
 SCHEMES = ("int4-g32", "int3-g32", "int8-tensor", "nf4", "nvfp4-wo", "int8-dyn")
 K, N = 192, 131
-"""N is a prime: no number of processes shares it evenly."""
+"""N is prime, so no number of processes divides it evenly."""
 
 
 class Adapted(nn.Module):

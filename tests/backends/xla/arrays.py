@@ -1,4 +1,4 @@
-"""The arguments of an op's sample as JAX takes them, and how far a result is from what it should be."""
+"""The arguments of an op's sample as JAX arrays, and how far a result is from its budget."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def samples_of(op: Op, dtype: torch.dtype) -> Iterator[tuple[Sample, tuple[Any, ...]]]:
-    """Samples with their arguments; those of many rows also in the k_major layout, int4 in both of its forms. An array
-    has no strides, so inputs that differ by them alone are left out."""
+    """Samples with their arguments as arrays; those of many rows also in the k_major layout, with int4 in both of its
+    forms. Arrays have no strides, so inputs that differ only in strides are left out."""
     at = weight_at(op)
     for sample in op.samples(CPU, dtype):
         if sample.name.endswith(("-strided", "-every-other")):

@@ -1,4 +1,4 @@
-"""Tests of XLA, on the CPU. They run where JAX is (make test-xla); elsewhere they are not collected."""
+"""Tests of XLA on the CPU. They run where JAX is installed (make test-xla), and are not collected elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products to try the Pallas kernel with."""
+"""Products to test the Pallas kernel with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitport.backends.xla.pallas_matmul import Tiles, tiles
 
 
 def products() -> Iterator[tuple[str, str, bool, int]]:
-    """(x, w, with a zero point, group): weight only, integers times integers; groups, and one scale per channel."""
+    """(x, w, with a zero point, group): weight-only and integer products, with groups and one scale per channel."""
     yield from itertools.product(("bfloat16", "float32", "int8"), ("int4", "int8"), (False, True), (128, 2048))
 
 

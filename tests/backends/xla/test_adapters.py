@@ -1,4 +1,4 @@
-"""The adapters for libraries that are not here: what they hand over, with stand-ins for the one function they call."""
+"""Adapters for libraries that are not installed: what they pass on, with stand-ins for the one function they call."""
 
 from __future__ import annotations
 

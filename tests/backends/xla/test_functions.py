@@ -1,4 +1,4 @@
-"""Every op's JAX function on the op's samples, against the float64 judge, within the op's budget."""
+"""Every op's JAX function on the op's samples, against the float64 reference, within the op's budget."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_within_budget(op: Op, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["linear", "dyn_linear", "quantized_matmul"])
 def test_within_budget_when_compiled(name: str) -> None:
-    """Fused and simplified by XLA, on the samples of many rows."""
+    """Fused and simplified by XLA, on samples of many rows."""
     compiled = 0
     for sample, args in samples_of(OPS[name], torch.float32):
         if name != "quantized_matmul" and not sample.name.endswith("-rows"):
@@ -85,7 +85,7 @@ def test_bits_are_packed_densely(bits: int) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_division_is_exact(compiled: bool) -> None:
-    """XLA multiplies by the reciprocal where it knows the divisor: 2.625 / 448 is no longer 0.005859375 then."""
+    """XLA multiplies by the reciprocal of a constant divisor, which would change 2.625 / 448 = 0.005859375."""
     x = jnp.asarray(np.arange(1, 4001, dtype=np.float32).reshape(1000, 4) / 16)
     wanted = np.asarray(x) / np.float32(448)
     by_a_constant = jax.jit(lambda x: divide(x, 448.0)) if compiled else lambda x: divide(x, 448.0)
@@ -115,7 +115,7 @@ def test_native_int4_is_unpacked_as_its_bytes_are() -> None:
     data = jnp.asarray(np.random.default_rng(0).integers(0, 256, (k, n // 2)), jnp.uint8)
     rest = (jnp.ones((1, n)), None, None, "int4", n, k, 1, k, "k_major", "plain")
     expected = FUNCTIONS["repack"](data, *rest)
-    codes = np.stack([np.asarray(data) & 15, np.asarray(data) >> 4], -1).reshape(k, n).T ^ 8  # of neighbouring rows
+    codes = np.stack([np.asarray(data) & 15, np.asarray(data) >> 4], -1).reshape(k, n).T ^ 8  # by pairs of rows
     assert np.array_equal(np.asarray(expected[0]), codes[:, ::2] | codes[:, 1::2] << 4)
     for got, wanted in zip(FUNCTIONS["repack"](native(data), *rest), expected, strict=True):
         assert jnp.array_equal(got, wanted)

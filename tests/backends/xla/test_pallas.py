@@ -1,4 +1,4 @@
-"""The Pallas kernel without a TPU: values in the interpreter, lowering by jax.export, and that ops reach it there."""
+"""The Pallas kernel without a TPU: values in the interpreter, lowering by jax.export, and that ops dispatch to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @pytest.mark.parametrize(("x", "w", "zero", "group"), KINDS)
 def test_values(x: str, w: str, zero: bool, group: int) -> None:
-    """Rows that do not fill a block, groups, one scale for all of K over two steps along it."""
+    """Rows that do not fill a block, groups, and one scale for all of K over two steps along it."""
     product = Product(5, 128, 2048, group, x, w, zero)
     arrays, expected = product.arrays(), product.expected()
     got = matmul(*arrays, group=group, shape=product.tiles(), interpret=True)
@@ -39,7 +39,7 @@ def test_values(x: str, w: str, zero: bool, group: int) -> None:
 
 @pytest.mark.parametrize(("x", "w", "zero", "group"), KINDS)
 def test_lowering(x: str, w: str, zero: bool, group: int) -> None:
-    """Block shapes, dtypes and operations that the TPU's compiler for kernels takes."""
+    """The TPU's kernel compiler accepts the block shapes, dtypes and operations."""
     product = Product(40, 256, 2048, group, x, w, zero)
 
     def run(*arrays: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Weights cut over four devices, along N and along K: the results of one."""
+"""Weights sharded over four devices along N and along K give the results of one device."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_cut_through_a_group_is_refused(mesh: Mesh) -> None:
 
 
 def test_a_sum_over_devices_is_of_float32(mesh: Mesh) -> None:
-    """bfloat16 sums of the four devices, rounded before they are added, would lose bits."""
+    """Rounding the four devices' sums to bfloat16 before adding them would lose bits."""
     weight, value, _ = weight_of("int8", NAME)
     x = samples.rows(CPU, torch.bfloat16, M, K)
     there = shard.put(weight, mesh, "x", "k")

@@ -1,5 +1,5 @@
-"""The cases of torch_xla's own tests (their shapes, bits and tolerances) on XLA's CPU, compiled: the tests of
-``tests/ops/test_quantized_matmul.py`` once more, with the JAX function in place of the op."""
+"""The cases of torch_xla's own tests (shapes, bits and tolerances) on XLA's CPU, compiled:
+``tests/ops/test_quantized_matmul.py`` again, with the JAX function in place of the op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch programs with quantized weights on JAX: eager, compiled, exported; the numbers of the CPU."""
+"""torch programs with quantized weights on JAX, eager, compiled and exported, give the numbers of the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xla
 
 TORCHAX = torchax_ops.register()
 ENV = TORCHAX.default_env()
-SCHEMES = sorted(set(PRESETS) - {"int8-static"})  # needs a calibration; its op is among the samples
+SCHEMES = sorted(set(PRESETS) - {"int8-static"})  # needs calibration; its op is among the samples
 
 
 class Model(nn.Module):
@@ -43,10 +43,11 @@ IDS = torch.tensor([[3, 1, 7], [0, 39, 2]])
 
 
 def quantized(scheme: str) -> tuple[nn.Module, Tensor, float]:
-    """A model, its result on the CPU by the generic kernels, and the least SQNR in dB of another device's.
+    """A model, its result on the CPU by the generic kernels, and the least SQNR in dB of another device's result.
 
-    Two products follow each other, each within its budget; where inputs are rounded, a difference in the last place of
-    the first may move a value of the second across the border between two codes, which costs a step of its scale."""
+    Two products follow each other, each within its budget; where inputs are rounded, an ulp in the first result may
+    move an input of the second product across the border between two codes, which costs a step of its scale.
+    """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         model = Model().eval()
@@ -82,7 +83,7 @@ def test_weights_lie_as_the_device_wants_them(scheme: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_quantized_matmul_in_model_code(dtype: torch.dtype) -> None:
-    """torch.ops.bitport.quantized_matmul on torchax tensors: eager, and compiled by torchax's own jit."""
+    """torch.ops.bitport.quantized_matmul on torchax tensors, eager and compiled by torchax's own jit."""
     op = torch.ops.bitport.quantized_matmul
     compiled = TORCHAX.interop.jax_jit(
         lambda x, w, s, z, b, four, act: op(x, w, s, z, b, four, act),
@@ -110,7 +111,7 @@ def test_a_layer_loaded_with_ready_made_weights() -> None:
     state, function = torchax_ops.as_function(layer)
     assert state["weight"]["qdata"].shape == (k, n // 2)
     got = to_tensor(jax.jit(function)(state, to_array(x)))
-    # The zero point in codes is a rounded quotient: two roundings more than quantized_matmul has.
+    # The zero point in codes is a rounded quotient: two more roundings than in quantized_matmul.
     assert float(sqnr(expected.double(), got)) > samples.product_budget(torch.float32, k, got.numel()) - 6
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite on torchax's device. All of it: ``make support-xla``."""
+"""The conformance suite on torchax's device, in part. All of it: ``make support-xla``."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_a_wrong_function_fails_in_both_ways(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ops[op], "func", off)
     rows = [row for row in run("jax", ["int4pack_mm"]) if row.subject == "inner2-g32"]
-    empty = 2  # results without a number, which are right
+    empty = 2  # empty results, which are right
     assert [len(row.failures) for row in rows] == [row.samples - empty for row in rows]
 
 
 def test_bytes_come_back_as_the_floats_they_are() -> None:
-    """float8 codes, their e8m0 scales and a scale2 travel as bytes and float32."""
+    """float8 codes and e8m0 scales are passed as bytes, and come back in their own dtypes."""
     place = outside("jax")
     assert place is not None
     every = OPS["quantize"].samples(torch.device("cpu"), torch.float32)

@@ -1,4 +1,4 @@
-"""The import of torchax beside a torch that it does not know."""
+"""Importing torchax beside a torch version that it does not know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xla
 
 
 def test_torchax_still_needs_help() -> None:
-    """When this fails, torchax imports by itself: delete torchax_import.py and its tests, and import it as it is."""
+    """When this fails, torchax can be imported directly: delete torchax_import.py and its tests."""
     done = subprocess.run([sys.executable, "-c", "import torchax"], capture_output=True, text=True, check=False)
     assert "has no overload name 'dim_Dimname'" in done.stderr
 

@@ -1,4 +1,4 @@
-"""What models do with weights besides F.linear, on torchax's device: they cut, join, dequantize and group them."""
+"""What models do with weights besides F.linear, on torchax's device: slice, join, dequantize and group them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMES = ["int4-g32", "int8", "nf4", "fp8-row", "mxfp4", "nvfp4"]
 
 
 class Uses(nn.Module):
-    """A product of x with what ``use`` makes of a weight [N, K], or of experts [E, N, K]."""
+    """A model that computes ``use(x, weight)`` with a weight [N, K], or experts [E, N, K]."""
 
     def __init__(self, use: Callable[..., Tensor], experts: bool = False) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def on_torchax(x: Tensor) -> Tensor:
 
 
 def levels(model: nn.Module, scheme: str) -> list[float]:
-    """SQNR in dB, against the CPU's generic kernels, of the model eager and compiled."""
+    """SQNR in dB of the eager and the compiled model, against the CPU's generic kernels."""
     bitport.quantize_(model, scheme)
     x = torch.randn(ROWS, K)
     with torch.no_grad(), use_kernel("generic"):
@@ -67,7 +67,7 @@ def levels(model: nn.Module, scheme: str) -> list[float]:
 
 
 def least() -> float:
-    """Two float32 products of the same numbers: 3 dB for the roundings of the second."""
+    """The budget of one product, less 3 dB since both sides are rounded."""
     return samples.product_budget(torch.float32, K, ROWS * N) - 3
 
 
@@ -86,7 +86,7 @@ CUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Whether pieces have one global scale is asked of its number, which is not there while JAX compiles: not nvfp4 joined.
+# Joining compares the values of global scales, which are unknown while JAX compiles: no joined nvfp4.
 PIECES = [(name, scheme) for name in CUTS for scheme in SCHEMES if (name, scheme) != ("joined", "nvfp4")]
 
 
@@ -126,7 +126,7 @@ def test_experts(name: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", sorted(set(PRESETS) - {"int8-static"}))
 def test_dequantize_gives_the_floats_of_the_cpu(scheme: str) -> None:
-    """In float32 a value is a product of a few factors: at most two roundings apart."""
+    """In float32 a value is a product of few factors: at most two ulps apart."""
     layer = nn.Linear(K, N)
     bitport.quantize_(nn.Sequential(layer), scheme)
     expected = layer.weight.dequantize().detach().numpy()
@@ -138,7 +138,7 @@ def test_dequantize_gives_the_floats_of_the_cpu(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int4-int8"])
 def test_weights_move_within_inference_mode(scheme: str) -> None:
-    """There torchax makes a logical ``&`` of that of integers, if it is not told otherwise."""
+    """In inference mode torchax turns a bitwise ``&`` of integers into a logical one, unless told otherwise."""
     layer = nn.Linear(K, N)
     bitport.quantize_(nn.Sequential(layer), scheme)
     before = copy.deepcopy(layer.weight)

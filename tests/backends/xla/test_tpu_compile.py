@@ -1,4 +1,4 @@
-"""The real compiler for TPUs, without one: ops with k_major weights compile to the Pallas kernel for v5e and v6e."""
+"""The real TPU compiler, without a TPU: ops with k_major weights compile to the Pallas kernel for v5e and v6e."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _prepared() -> None:
 @pytest.mark.parametrize("op", ["linear", "dyn_linear"])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_compiles(topology: str, op: str, w: str, rows: int, group: int) -> None:
-    """The kernel is in it, and the weight in HBM has as many bits as its codes."""
+    """The program contains the kernel, and the weight in HBM takes as many bits as its codes."""
     k = n = 2048
     found = report(compiled(topology, op, w, rows, k, n, group))
     assert found["kernel"]
@@ -33,7 +33,7 @@ def test_compiles(topology: str, op: str, w: str, rows: int, group: int) -> None
 
 
 def test_what_does_not_fit_is_rejected() -> None:
-    """Two blocks of 16 MB of codes, one in use and one on its way: so what compiles above does fit."""
+    """Two blocks of 16 MB of codes, one in use and one in flight, exceed VMEM: so what compiles above does fit."""
     where = device(TOPOLOGIES[0])
     shapes = (((16, 16384), jnp.bfloat16), ((16384, 2048), jnp.int8), ((1, 2048), jnp.float32))
     args = [jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype in shapes]
