@@ -1,8 +1,8 @@
-// A CUDA kernel on a CPU: threads are fibers, that go on in a random order; a block's copies, and products by groups of
-// warps, are made as late as they may be, its shared memory begins as NaN, and one block of a cluster begins long after
-// the others. What a device does with assembly is here by the names of kernels/device.cu. SOURCE is a file of what is
-// compiled for a device; CALL(x, codes, scale, zero, bias, y, sizes) calls the kernel, whose groups in a row are GROUPS.
-// emulate() answers what went wrong, or null.
+// Runs a CUDA kernel on a CPU. Threads are fibers, scheduled in a random order; asynchronous copies, and products of warp
+// groups, complete as late as allowed; shared memory is initialized with NaN, and one block of a cluster starts long
+// after the others. The functions of kernels/device.cu that use assembly on a device are defined here. SOURCE is the
+// file that would be compiled for a device; CALL(x, codes, scale, zero, bias, y, sizes) calls the kernel; GROUPS is the
+// number of groups in a row. emulate() returns what went wrong, or null.
 #define EMULATED
 #include <math.h>
 #include <stdint.h>
@@ -27,7 +27,7 @@ struct Copy {
   const void* from; // null: zeros
   int group;
 };
-struct Products { // of 64 rows, 16 of a warp, by ``rows`` of x, over 16 columns
+struct Products { // of 64 rows, 16 per warp, by ``rows`` of x, over 16 columns
   float* sums;
   int rows;
   const u32* first;
@@ -41,30 +41,30 @@ struct Barrier {
 struct Fiber {
   ucontext_t state;
   Place thread, block;
-  int rank; // in the cluster
+  int rank; // of the block in the cluster
   bool ended, may_read_x;
   Copy copies[256];
-  int waiting, groups; // copies not made, groups ended
+  int waiting, groups; // pending copies, closed groups
   long cluster_times;
   u32 first[4], second[2]; // operands of a product
   Products products[64];
-  int multiplying, product_groups; // not made, ended
+  int multiplying, product_groups; // pending products, closed groups
   bool copies_are_seen, group_begun;
 };
 
 static const int MOST_BLOCKS = 8, STACK = 32 << 10, MARGIN = 256;
-static const u32 BEGIN = 528; // the address of shared memory, of 16 bytes and no more
+static const u32 BEGIN = 528; // the address of shared memory, aligned to 16 bytes and no more
 static ucontext_t scheduler;
 static Fiber *fibers, *fiber;
 static int threads, blocks;
 static u8* memory[MOST_BLOCKS];
 static size_t memory_bytes;
 static Barrier block_barriers[MOST_BLOCKS], *warp_barriers, cluster_barrier;
-static int ended[MOST_BLOCKS]; // threads of each
+static int ended[MOST_BLOCKS]; // threads that have ended, per block
 static const char* wrong;
 static const void* given[6]; // x, codes, scale, zero, bias, y
 static size_t bytes_given[6];
-static int sizes[5]; // m, n, k, and what else the kernel is told
+static int sizes[5]; // m, n, k, and the kernel's other integers
 
 #define threadIdx fiber->thread
 #define blockIdx fiber->block
@@ -208,7 +208,8 @@ static u32 times(u32 a, u32 b) {
   return narrow(widen(a & 0xFFFF) * widen(b & 0xFFFF), widen(a >> 16) * widen(b >> 16));
 }
 
-// The lanes of a warp meet, and each sums its results: of rows lane / 4 and that + 8, columns 2 (lane % 4) and that + 1
+// Synchronizes the lanes of a warp; each sums its results: rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the
+// next one
 static void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const int lane = fiber->thread.x % 32;
   Fiber* const warp = fiber - lane;
@@ -226,7 +227,7 @@ static void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u
   meet(barrier);
 }
 
-// Lanes of a group of warps meet when they wait; what each has asked for is read then, and no earlier
+// Queues a product. The operands are read when the lanes of the warp group wait for it, and not earlier
 static void multiply_later(float* sums, int rows, const u32 (&a)[4], u64 b) {
   if (!fiber->copies_are_seen) fail("the matrix unit may not see what was copied");
   if (!fiber->group_begun) fail("products begin with a fence");
@@ -238,7 +239,7 @@ static void multiply_later(float* sums, int rows, const u32 (&a)[4], u64 b) {
 static void let_products_see_copies() { fiber->copies_are_seen = true; }
 static void products_begin_group() { fiber->group_begun = true; }
 static void products_end_group() { fiber->product_groups++, fiber->group_begun = false; }
-static float of_x(u64 tile, int row, int column) { // 16 bytes change places within 128, by the row of 8 in which they are
+static float of_x(u64 tile, int row, int column) { // 16-byte units are swizzled within 128 bytes by row % 8
   const u32 at = (u32)(tile & 0x3FFF) * 16 + row / 8 * 1024 + row % 8 * 128 + column * 2;
   u16 value;
   memcpy(&value, at_address(fiber->rank, at ^ (at >> 7 & 7) << 4), 2);
@@ -250,7 +251,7 @@ static void multiply_now(const Products& each) {
   Barrier& barrier = warp_barriers[(warp - fibers) / 32];
   memcpy(fiber->first, each.first, sizeof fiber->first);
   meet(barrier);
-  for (int half = 0; half < 2; half++) { // of the warp's rows
+  for (int half = 0; half < 2; half++) { // half of the warp's rows
     float a[16];
     for (int k = 0; k < 16; k++)
       a[k] = widen(warp[lane / 4 * 4 + k % 8 / 2].first[half + k / 8 * 2] >> k % 2 * 16 & 0xFFFF);
@@ -284,7 +285,7 @@ static float widen(u32 value) {
   return exponent == 31 ? NAN : value & 0x8000 ? -size : size;
 }
 
-static u32 narrowed(float value) { // to the nearest, ties to even, as the rounding mode of nearbyintf is
+static u32 narrowed(float value) { // to nearest, ties to even, by the rounding mode of nearbyintf
   const u32 sign = signbit(value) ? 0x8000 : 0;
   const float size = fabsf(value);
   if (!(size < 65520)) return sign | (size == size ? 0x7C00 : 0x7E00);
@@ -352,7 +353,7 @@ static void run_cluster(int cluster, const int* grid) {
   }
 }
 
-// Blocks of a cluster lie along x, or are all those along z
+// The blocks of a cluster are adjacent along x, or are all those along z
 extern "C" const char* emulate(const int* grid, int cluster, int block_threads, int shared, const void* const* arguments,
                                const int* numbers, int count_of_numbers) {
   memcpy(given, arguments, sizeof given), memcpy(sizes, numbers, count_of_numbers * sizeof(int));

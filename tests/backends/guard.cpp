@@ -1,5 +1,5 @@
-// What FakeTensorMode lacks to move, slice and copy tensors of a device that PyTorch was built without: somebody who
-// says which device is current. FAKE_DEVICE names it: xpu, cuda or mps. No memory, no kernels.
+// A device guard for a device that PyTorch was built without: FakeTensorMode needs one, which says which device is
+// current, to move, slice and copy tensors. FAKE_DEVICE names the device: xpu, cuda or mps. No memory, no kernels.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstdlib>

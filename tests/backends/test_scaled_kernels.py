@@ -102,7 +102,7 @@ def scaled_mm_emulator(
 
 
 def past_the_end(y: Tensor, ends: Tensor) -> Tensor:
-    """Rows past the last end are uninitialized memory."""
+    """Fill the rows past the last end, which are uninitialized memory, with NaN."""
     y[int(ends[-1]) :] = float("nan")
     return y
 

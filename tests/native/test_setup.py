@@ -172,5 +172,5 @@ def test_a_library_of_other_sources_is_an_error(tmp_path: Path) -> None:
     native.check_sources(compiled, sources)
     (sources / "shim" / "ops.cpp").write_text("")
     refused()
-    header.unlink()  # not in the folder of the source
+    header.unlink()  # without it, the folder is not that of the sources
     native.check_sources(compiled, sources)

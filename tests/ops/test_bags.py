@@ -89,7 +89,7 @@ def test_compiled_and_exported() -> None:
 
 
 def test_padding_in_bags_of_any_length() -> None:
-    """One program serves all lengths: torch's own handling of padding_idx specialized on the length."""
+    """One program serves all lengths: torch's own handling of padding_idx would specialize on the length."""
     bag = table(padding_idx=3)
     torch.compiler.reset()
     counter = CompileCounter()

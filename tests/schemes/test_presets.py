@@ -54,7 +54,7 @@ def test_suffixes_mean_what_they_say_and_names_come_back(base: str) -> None:
     understood = 0
     for (block, shape), (zero, kind), end in itertools.product(BLOCKS.items(), ZEROS.items(), INPUTS):
         name = base + block + zero + end
-        if name == "int8-static" != base:  # a preset
+        if name == "int8-static" != base:  # a preset of its own
             continue
         try:
             scheme = preset(name)

@@ -338,7 +338,7 @@ def _value_of(layer: nn.Module, done: Any) -> None:
 @pytest.mark.parametrize("layout", ["plain", "cpu_tiles"])
 @pytest.mark.parametrize("scheme", PRESETS)
 def test_another_process_reads_what_was_sent(make: Make, scheme: str, layout: str) -> None:
-    """Includes packed schemes of 8-bit floats, none of which could be sent."""
+    """Also packed weights of 8-bit floats."""
     q = make(scheme).to_layout(layout)
     there = pickle.loads(ForkingPickler.dumps(q))
     assert there.bits_layout == layout
@@ -348,7 +348,7 @@ def test_another_process_reads_what_was_sent(make: Make, scheme: str, layout: st
 
 
 def test_a_process_is_started_with_a_packed_weight(make: Make) -> None:
-    """Without memory for its canonical form, spawn (or a DataLoader) fails: ``bad value(s) in fds_to_keep``."""
+    """If the canonical form's memory were freed, spawn would fail: ``bad value(s) in fds_to_keep``."""
     layer = nn.Linear(96, 64)
     layer.weight = nn.Parameter(make().to_layout("cpu_tiles"), requires_grad=False)
     wanted = layer.weight.dequantize().numpy()
