@@ -1,8 +1,8 @@
-// Runs a CUDA kernel on a CPU. Threads are fibers, scheduled in a random order; asynchronous copies, and products of warp
-// groups, complete as late as allowed; shared memory is initialized with NaN, and one block of a cluster starts long
-// after the others. The functions of kernels/device.cu that use assembly on a device are defined here. SOURCE is the
-// file that would be compiled for a device; CALL(x, codes, scale, zero, bias, y, sizes) calls the kernel; GROUPS is the
-// number of groups in a row. emulate() returns what went wrong, or null.
+// Runs a CUDA kernel on a CPU. Threads are fibers, scheduled in a random order; asynchronous copies, and products of
+// warp groups, complete as late as allowed; shared memory is initialized with NaN, and one block of a cluster starts
+// long after the others. The functions of kernels/device.cu that use assembly on a device are defined here. SOURCE is
+// the file that would be compiled for a device; CALL(x, codes, scale, zero, bias, y, sizes) calls the kernel; GROUPS is
+// the number of groups in a row. emulate() returns what went wrong, or null.
 #define EMULATED
 #include <math.h>
 #include <stdint.h>
