@@ -191,7 +191,7 @@ def test_wrong_arguments_are_errors_of_bitports_own(what: str, capfd: pytest.Cap
 
 @pytest.mark.parametrize("at", range(12), ids=lambda at: f"argument-{at}")
 def test_sizes_at_random_read_nothing_they_should_not(at: int) -> None:
-    """Every tensor in turn is replaced by every other: the call gives a correct result or an error."""
+    """Each argument in turn is replaced by others of its type: the call gives a correct result or an error."""
     args = arguments("int4-g32")
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     others = tensors if isinstance(args[at], torch.Tensor) else [0, 1, 31, 33, 2**40, "int2", "cpu_tiles"]
