@@ -24,6 +24,7 @@ from bitport.interop.gguf.blocks import BLOCKS
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.ops import OPS
 from bitport.schemes import KINDS, Recipe
+from bitport.schemes.presets import SUFFIXES
 from bitport.tensor.qtensor import PARTS
 
 from .tree import ROOT, files, table
@@ -89,6 +90,11 @@ def test_schemes_to_choose_from_are_as_large_as_is_said() -> None:
         assert f"{scheme.weight.bits_per_weight(4096, 4096):.2f}" == bits, name
         number = ACTIVATIONS[scheme.act].dtype.split("_")[0] if scheme.act else "as they are"
         assert number == inputs, name
+
+
+def test_every_suffix_of_a_scheme_is_described() -> None:
+    cells = [cell for cell, _ in table("choosing.md", "suffix")]
+    assert set(re.findall(r"`-(.+?)`", " ".join(cells))) == set(SUFFIXES)
 
 
 def test_inputs_are_rounded_as_the_readme_says() -> None:

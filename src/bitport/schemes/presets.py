@@ -1,12 +1,4 @@
-"""Schemes by name.
-
-A name is a preset, then any of these suffixes, e.g. ``int4-g32-sym``, ``int3-channel``, ``mxfp4-wo``::
-
-    -g<N>       one scale per N inputs          -channel  one per output row     -tensor  one for all
-    -b<R>x<C>   one per block of R rows and C inputs
-    -sym        no zero point     -asym  integer zero point     -fzero  float zero point (HQQ, tinygemm)
-    -wo         weight only, unrounded input             -static  input scale fixed by calibration
-"""
+"""Schemes by name."""
 
 from __future__ import annotations
 
@@ -59,7 +51,15 @@ SUFFIXES = ("g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo", "static")
 
 
 def preset(name: str) -> Scheme:
-    """The scheme called ``name``; :class:`SchemeError` with the known names for any other."""
+    """The scheme called ``name``; SchemeError with the known names for any other.
+
+    A name is one of :data:`PRESETS`, then any of these suffixes, such as ``int4-g32-sym`` or ``mxfp4-wo``::
+
+        -g<N>       one scale per N inputs          -channel  one per output row     -tensor  one for all
+        -b<R>x<C>   one per block of R rows and C inputs
+        -sym        no zero point     -asym  integer zero point     -fzero  float zero point (HQQ, tinygemm)
+        -wo         weight only: the input is not rounded    -static  its scale is fixed by calibration
+    """
     base = max((p for p in PRESETS if name == p or name.startswith(p + "-")), key=len, default=None)
     if base is None:
         raise SchemeError(
