@@ -16,11 +16,11 @@ SHARED = ("json", "debug")
 """Options that every verb has."""
 HEAD = """# The command line
 
-`make reference` writes this page from the programs themselves; `bitport VERB --help` says the same.
+`make reference` generates this page; `bitport VERB --help` says the same.
 
-Results go to standard output, progress and errors to standard error. The exit code is 0 when all is done, 1 for an
-error of bitport or of the system, 2 for wrong usage, 130 when interrupted. Every verb takes `--json`, which prints the
-result as JSON, and `--debug`, which shows where an error comes from.
+Results go to standard output, progress and errors to standard error. The exit code is 0 for success, 1 for an error of
+bitport or the system, 2 for wrong usage, 130 when interrupted. Every verb takes `--json`, which prints the result as
+JSON, and `--debug`, which shows where an error comes from.
 """
 
 
@@ -59,6 +59,6 @@ def _said(verb: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def _variables() -> Iterator[str]:
     yield "## Environment variables\n"
-    yield "`bitport doctor` prints those that are set, and names those of this beginning that it does not know.\n"
+    yield "`bitport doctor` prints those that are set, and warns of unknown ones that begin with BITPORT.\n"
     rows = [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
     yield "\n".join(["| variable | what it does |", "|---|---|", *rows])

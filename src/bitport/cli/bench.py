@@ -23,17 +23,25 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         verbs,
         "bench",
         run,
-        "Measure linear layers against bf16 on this machine. For every shape, number of rows and scheme: the kernel, "
-        "its time, how many times as fast as bf16 it is, and how exact.",
+        "Measure linear layers against bf16 on this machine. For each shape, number of input rows (tokens at once) and "
+        "scheme: the kernel, its time, the speedup over bf16, and the accuracy.",
         "",
         "--shapes 3072x8192,8192x3072 --rows 1,16,375 --schemes int4,int8",
     )
     verb.add_argument(
-        "--shapes", type=shapes, default=((4096, 4096),), help="KxN, from K features to N (default: 4096x4096)"
+        "--shapes",
+        type=shapes,
+        default=((4096, 4096),),
+        metavar="KxN,..",
+        help="layers from K inputs to N outputs (default: 4096x4096)",
     )
-    verb.add_argument("--rows", type=counts, default=(1, 16, 64, 512), help="rows of x (default: 1,16,64,512)")
-    verb.add_argument("--schemes", type=schemes, default=SCHEMES, help=f"default: {','.join(SCHEMES)}")
-    verb.add_argument("--repetitions", type=count, default=7, help="measurements of each (default: 7)")
+    verb.add_argument(
+        "--rows", type=counts, default=(1, 16, 64, 512), metavar="N,..", help="input rows (default: 1,16,64,512)"
+    )
+    verb.add_argument(
+        "--schemes", type=schemes, default=SCHEMES, metavar="SCHEME,..", help=f"default: {','.join(SCHEMES)}"
+    )
+    verb.add_argument("--repetitions", type=count, default=7, metavar="N", help="measurements of each (default: 7)")
     verb.add_argument(
         "--device", type=computing_device, default=torch.device("cpu"), help="a torch device (default: cpu)"
     )

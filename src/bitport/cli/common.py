@@ -49,7 +49,7 @@ def add_cache(verb: argparse.ArgumentParser) -> None:
         "--kv-cache",
         type=cache_name,
         metavar="FORMAT",
-        help="keep keys and values in few bits, such as int8 or int4-g32+last64 (docs/kv-cache.md; default: in floats)",
+        help="quantize the key-value cache, such as int8 or int4-g32+last64 (docs/kv-cache.md; default: floats)",
     )
 
 

@@ -20,15 +20,23 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "compare",
         run,
-        "Compare models with the first. Sizes, perplexity, and how far the predictions are from those of the first "
-        "model, the original: KL divergence (mean and 99th percentile) and how often both find the same token most "
-        "likely. One model is in memory at a time.",
+        "Compare models with the first. Size, perplexity, and how far predictions are from those of the first model: "
+        "KL divergence (mean and 99th percentile) and how often both predict the same token. One model is in memory at "
+        "a time.",
         "llama llama-int8 llama-int4 --text wiki.txt",
         "llama llama-int4 llama-int3 --text wiki.txt --max-tokens 16384 --speed 64 --layers --report compare.html",
     )
-    verb.add_argument("directories", type=location, nargs="+", metavar="DIR", help="a Hugging Face directory")
-    verb.add_argument("--speed", type=count, metavar="N", help="also generate N tokens: tokens per second")
-    verb.add_argument("--layers", action="store_true", help="also the error of every layer, for --json and --report")
+    verb.add_argument(
+        "directories",
+        type=location,
+        nargs="+",
+        metavar="DIR",
+        help="Hugging Face directories, quantized by bitport or not",
+    )
+    verb.add_argument("--speed", type=count, metavar="N", help="also generate N tokens and show tokens per second")
+    verb.add_argument(
+        "--layers", action="store_true", help="also measure the error of every layer, for --json and --report"
+    )
     add_text(verb, required=True)
     add_report(verb)
 

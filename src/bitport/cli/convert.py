@@ -20,9 +20,9 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "convert",
         run,
-        "Bring a quantized model from one format to another. Every code, scale and zero point stays the number it is, "
-        "unless --scales rounds it; what a format cannot hold is an error. It reads bitport's checkpoints, GGUF "
-        f"files, and Hugging Face directories with the quant_method {', '.join(READERS)}; see docs/interop.md.",
+        "Convert a quantized model from one format to another. Codes, scales and zero points keep their values, unless "
+        "--scales rounds them; what a format cannot hold is an error. Reads bitport checkpoints, GGUF files, and "
+        f"Hugging Face directories with the quant_method {', '.join(READERS)}; see docs/interop.md.",
         "llama-gptq -o llama-bitport",
         "llama-Q4_K_M.gguf -o llama-bitport",
         "llama-Q4_K_M.gguf --scales float16 -o llama-smaller",
@@ -34,30 +34,35 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "source",
         type=location,
-        help="a bitport checkpoint, a quantized Hugging Face directory, a GGUF file, the directory of one, or a "
-        "diffusion model in float8 (.safetensors)",
+        help="a bitport checkpoint, a quantized Hugging Face directory, a GGUF file or its directory, or a quantized "
+        "diffusion model as ComfyUI has it (.safetensors)",
     )
     verb.add_argument(
-        "-o", "--output", type=location, required=True, help="the directory to write, or the file of --to gguf"
+        "-o",
+        "--output",
+        type=location,
+        required=True,
+        metavar="PATH",
+        help="the directory to write; a file for --to gguf",
     )
     verb.add_argument(
         "--to",
         choices=FORMATS,
         default=BITPORT,
-        help="float: a model that is not quantized (default: bitport)",
+        help="the format to write; float: a model that is not quantized (default: bitport)",
     )
     verb.add_argument(
         "--config",
         type=location,
         metavar="PATH",
-        help="of a diffusion model in GGUF, or in float8 as ComfyUI has it: its config.json as diffusers has it, or "
-        "the directory that holds it",
+        help="for diffusion models in GGUF or ComfyUI's formats: the config.json of the model in diffusers, or its "
+        "directory",
     )
     verb.add_argument(
         "--scales",
         choices=NARROW,
-        help="round scales, and zero points that are floats, to this, where they are float32: smaller and faster, and "
-        "what some formats ask for (default: every number stays)",
+        help="round float32 scales and float32 zero points to this: smaller and faster, and some formats require it "
+        "(default: keep every number)",
     )
     verb.add_argument(
         "--shard-size",

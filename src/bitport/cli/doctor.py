@@ -23,7 +23,7 @@ EXTRAS = (
     Extra("transformers", "pip install 'bitport[hf]'", "eval, compare, generate, explain, export, quantize --data"),
     Extra("tokenizers", "pip install 'bitport[hf]'", "reading text for eval, compare, generate, quantize --data"),
     Extra("gguf", "pip install 'bitport[gguf]'", "GGUF files with a tokenizer or with types IQ1 to IQ3"),
-    Extra("diffusers", "pip install 'bitport[diffusers]'", "models of images and video"),
+    Extra("diffusers", "pip install 'bitport[diffusers]'", "image and video models"),
     Extra("lm_eval", "pip install 'bitport[lm-eval]'", "eval --tasks"),
     Extra("onnx", "pip install 'bitport[onnx]'", "export --onnx"),
     Extra("executorch", "pip install 'bitport[executorch]'", "export --executorch"),
@@ -33,11 +33,11 @@ EXTRAS = (
 )
 
 VARIABLES = {
-    "BITPORT_KERNEL": "forces kernels by name, e.g. generic or linear=generic",
+    "BITPORT_KERNEL": "forces kernels by name, such as generic, or linear=generic for one op",
     "BITPORT_CPU_ISA": "forces a variant of the native CPU kernels: scalar, avx2, avx512_vnni, avx512_bf16 or amx, on "
     "ARM neon, neon_dot or neon_matrix",
-    "BITPORT_CACHE": "folder for what bitport tune measures (default: bitport in the user's cache folder)",
-    "BITPORT_DISABLE": "leaves backends out, e.g. cpu,cuda",
+    "BITPORT_CACHE": "folder for the results of bitport tune (default: bitport in the user's cache folder)",
+    "BITPORT_DISABLE": "does not load these backends, such as cpu,cuda",
 }
 
 
@@ -46,8 +46,8 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "doctor",
         run,
-        "Say what this installation can do. Devices, backends, kernels, layouts, and optional packages with the "
-        "command that brings each. The exit code is 1 only if a backend is broken.",
+        "Show what this installation can do. Devices, backends, kernels, layouts, and optional packages with the "
+        "command that installs each. The exit code is 1 only if a backend is broken.",
         "",
         "--json",
     )

@@ -24,9 +24,9 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "eval",
         run,
-        "Measure how good a model is. Perplexity on a text; with --against, the KL divergence of its predictions from "
-        "those of the original, how often both find the same token most likely, and the error of every layer; with "
-        "--tasks, the scores of lm-evaluation-harness. One model is in memory at a time.",
+        "Measure how good a model is. Perplexity on a text; with --against, also the KL divergence of its predictions "
+        "from those of the original, how often both predict the same token, and the error of every layer; with "
+        "--tasks, scores of lm-evaluation-harness. One model is in memory at a time.",
         "llama-int4 --text wiki.txt",
         "llama-int4 --against llama --text wiki.txt --max-tokens 16384 --report quality.html",
         "llama-int4 --against llama --tasks arc_easy,hellaswag --limit 200",
@@ -34,12 +34,16 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "directory", type=location, metavar="DIR", help="a Hugging Face directory, quantized by bitport or not"
     )
-    verb.add_argument("--against", type=location, metavar="ORIGINAL", help="the directory of the model it came from")
+    verb.add_argument("--against", type=location, metavar="ORIGINAL", help="the directory of the original model")
     verb.add_argument("--verbose", action="store_true", help="with --against: one line per layer")
-    verb.add_argument("--tasks", type=names, default=(), help="tasks of lm-evaluation-harness, with commas between")
-    verb.add_argument("--shots", type=int, help="examples in the prompts of the tasks (default: as each task says)")
-    verb.add_argument("--limit", type=count, help="take only the first N documents of each task (default: all)")
-    verb.add_argument("--task-folder", type=location, help="a folder of further task files (YAML)")
+    verb.add_argument("--tasks", type=names, default=(), metavar="NAME,..", help="tasks of lm-evaluation-harness")
+    verb.add_argument(
+        "--shots", type=int, metavar="N", help="examples in the prompts of the tasks (default: as each task says)"
+    )
+    verb.add_argument(
+        "--limit", type=count, metavar="N", help="use only the first N documents of each task (default: all)"
+    )
+    verb.add_argument("--task-folder", type=location, metavar="DIR", help="a folder with more task files (YAML)")
     add_text(verb, required=False)
     add_report(verb)
 

@@ -16,13 +16,15 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "explain",
         run,
-        "Show which kernel computes each layer. For every number of input rows: the kernel that will run on the "
-        "device, and why each faster one was refused.",
+        "Show which kernel computes each layer. For each number of input rows (tokens at once): the kernel that will "
+        "run on the device, and why each faster one is refused.",
         "llama-int4",
         "llama-int4 --device cuda --rows 1,16,4096",
     )
     verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport")
-    verb.add_argument("--rows", type=counts, default=(1, 64, 1024), help="numbers of input rows (default: 1,64,1024)")
+    verb.add_argument(
+        "--rows", type=counts, default=(1, 64, 1024), metavar="N,..", help="numbers of input rows (default: 1,64,1024)"
+    )
     add_device(verb, computes=False)
 
 

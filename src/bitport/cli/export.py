@@ -25,9 +25,9 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "export",
         run,
-        "Compile a language model into a package that runs without Python. It has two methods, prefill for a prompt "
-        "and decode for one token, and keeps keys and values in tensors of the caller. Or write it for ExecuTorch or "
-        "ONNX Runtime, with the codes and scales it has; see docs/deploy.md.",
+        "Compile a language model into a package that runs without Python. The package has two methods, prefill for a "
+        "prompt and decode for one token; the caller holds the key-value cache. Or write the model for ExecuTorch or "
+        "ONNX Runtime, without rounding again. See docs/deploy.md.",
         "llama-int4 -o llama.pt2",
         "llama-int4 -o llama.pt2 --weights llama.weights --level x86-64-v3",
         "llama-int4-int8 --executorch llama.pte",
@@ -35,14 +35,18 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport or not")
     output = verb.add_mutually_exclusive_group(required=True)
-    output.add_argument("-o", "--output", type=location, help="the package to write, a .pt2 file")
-    output.add_argument("--executorch", type=location, metavar="OUTPUT", help="a .pte program, lowered to XNNPACK")
-    output.add_argument("--onnx", type=location, metavar="OUTPUT", help="an .onnx model for ONNX Runtime")
-    verb.add_argument("--weights", help="put the weights of a package into a file of this name beside it")
+    output.add_argument("-o", "--output", type=location, metavar="FILE", help="the package to write, a .pt2 file")
+    output.add_argument(
+        "--executorch", type=location, metavar="FILE", help="a .pte program to write, lowered to XNNPACK"
+    )
+    output.add_argument("--onnx", type=location, metavar="FILE", help="an .onnx model to write, for ONNX Runtime")
+    verb.add_argument("--weights", metavar="NAME", help="put the weights of a package into a file NAME next to it")
     verb.add_argument(
         "--capacity",
         type=count,
-        help="positions of the cache (default: as many as the model supports, at most 2048); ONNX models have no limit",
+        metavar="N",
+        help="tokens that the cache can hold (default: as many as the model supports, at most 2048); ONNX models have "
+        "no limit",
     )
     verb.add_argument(
         "--level", choices=LEVELS, help="instruction set to compile a package for (default: that of this machine)"
@@ -53,7 +57,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--standard", action="store_true", help="use only standard operators in an ONNX model, for other runtimes"
     )
-    verb.add_argument("--overwrite", action="store_true", help="replace the output file, and that of --weights")
+    verb.add_argument("--overwrite", action="store_true", help="replace the output file and that of --weights")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,16 +21,22 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "generate",
         run,
-        "Have a model continue a text. The most likely token is taken each time, or one is drawn (--temperature).",
+        "Have a model continue a text. Takes the most likely token each time, or samples (--temperature).",
         'llama-int4 --prompt "Once upon a time"',
         'llama-int4 --prompt "Once upon a time" --temperature 0.8 --seed 1',
         'llama-int4 --prompt "Once upon a time" --kv-cache int8',
     )
     verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport or not")
-    verb.add_argument("--prompt", required=True, help="the text to go on with")
-    verb.add_argument("--max-new-tokens", type=count, default=64, help="tokens to write at most (default: 64)")
-    verb.add_argument("--temperature", type=float, default=0.0, help="0 (default): the most likely token each time")
-    verb.add_argument("--seed", type=seed, default=0, help="seed of the draws, with --temperature (default: 0)")
+    verb.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue")
+    verb.add_argument(
+        "--max-new-tokens", type=count, default=64, metavar="N", help="generate at most N tokens (default: 64)"
+    )
+    verb.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 (default): the most likely token each time"
+    )
+    verb.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="seed for sampling, with --temperature (default: 0)"
+    )
     add_cache(verb)
     add_device(verb)
 

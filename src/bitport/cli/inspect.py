@@ -24,8 +24,8 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "inspect",
         run,
-        "Show what a checkpoint holds. Schemes, sizes, bits per weight and tied names of a bitport directory, of a "
-        "Hugging Face directory or of a safetensors file; no weight is read without --verify.",
+        "Show what a checkpoint holds. Schemes, sizes, bits per weight and tied names of a bitport directory, a "
+        "Hugging Face directory or a safetensors file; weights are read only for --verify.",
         "llama-int4",
         "llama-int4 --tensors",
         "llama-int4 --verify",
@@ -33,7 +33,7 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument("path", type=location, help="a directory or a safetensors file")
     verb.add_argument("--tensors", action="store_true", help="list every tensor")
-    verb.add_argument("--verify", action="store_true", help="read all data and compare it with its checksums")
+    verb.add_argument("--verify", action="store_true", help="read all data and compare it with the checksums")
 
 
 def run(args: argparse.Namespace) -> int:

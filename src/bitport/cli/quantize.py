@@ -41,7 +41,7 @@ def add_parser(verbs: Any) -> None:
         "quantize",
         run,
         "Quantize a model on disk. Reads a Hugging Face directory or a safetensors file one tensor at a time and "
-        "writes a bitport checkpoint; config.json and the tokenizer come along.",
+        "writes a bitport checkpoint; config.json and the tokenizer are copied.",
         "llama --scheme int4 -o llama-int4",
         "llama --scheme int4 --rule 'lm_head=int8' --rule '*.embed_tokens=int8' -o llama-mixed",
         "llama --recipe recipe.json -o llama-mixed --dry-run",
@@ -52,42 +52,45 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("source", type=location, help="a Hugging Face directory, or a safetensors file")
     verb.add_argument(
         "--scheme",
-        help="for all linear layers and experts, such as int4 or int4-g32 (bitport.PRESETS); auto: for each the one of "
-        "--candidates that keeps the model closest on --data within --bits",
+        help="the scheme of all linear layers and experts, such as int4 or int4-g32 (docs/choosing.md); auto: one of "
+        "--candidates for each weight, so that predictions on --data change least within --bits",
     )
-    verb.add_argument("--bits", type=float, help="with --scheme auto: bits for each weight, scales included")
+    verb.add_argument(
+        "--bits", type=float, metavar="N", help="with --scheme auto: bits per weight on average, scales included"
+    )
     verb.add_argument(
         "--candidates",
         type=lambda text: tuple(text.split(",")),
         metavar="SCHEME,...",
-        help=f"with --scheme auto (default: {','.join(CANDIDATES)})",
+        help=f"with --scheme auto: the schemes to choose from (default: {','.join(CANDIDATES)})",
     )
-    verb.add_argument("--recipe", type=location, help="a JSON file with rules, as Recipe.to_json writes")
+    verb.add_argument("--recipe", type=location, metavar="FILE", help="a JSON file with rules (docs/formats.md)")
     verb.add_argument(
         "--rule",
         type=rule,
         action="append",
         default=[],
         metavar="PATTERN=SCHEME",
-        help='for modules whose name fits the glob (or, after "re:", the regular expression); "skip" leaves them as '
-        "they are. Rules come before --scheme, in the order given",
+        help='the scheme of modules whose name matches a glob (or, after "re:", a regular expression); "skip" leaves '
+        "them as they are. May be given several times: the first match decides, then --scheme",
     )
     verb.add_argument(
         "--algorithm",
         default="rtn",
         metavar="NAME[+NAME..]",
-        help="how codes and scales are chosen: to nearest (rtn, the default), in the best of several ranges (clip), by "
-        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; signround improves on "
-        "that, and takes longer). Before it may stand what changes the model around its weights: "
-        f"{', '.join(TRANSFORMS)}, as in awq+gptq",
+        help="how weights are rounded: rtn (to nearest, the default), clip (the best of several ranges), hqq (a fit "
+        "that tolerates outliers), gptq (keeps the outputs on --data close), signround (improves on gptq, slower). "
+        f"Transforms of the model may come first: {', '.join(TRANSFORMS)}, as in awq+gptq",
     )
     streamed.add_arguments(verb)
-    verb.add_argument("-o", "--output", type=location, help="the directory to write")
-    verb.add_argument("--dtype", choices=DTYPES, help="cast float tensors to this dtype first (default: keep)")
+    verb.add_argument("-o", "--output", type=location, metavar="DIR", help="the directory to write")
+    verb.add_argument("--dtype", choices=DTYPES, help="cast float tensors to this dtype first (default: as they are)")
     verb.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output directory")
     verb.add_argument("--dry-run", action="store_true", help="print what would be done, and write nothing")
     verb.add_argument(
-        "--in-memory", action="store_true", help="load the model with transformers and quantize that, not its files"
+        "--in-memory",
+        action="store_true",
+        help="load the whole model with transformers instead of reading its files piece by piece",
     )
     verb.add_argument("--verbose", action="store_true", help="one line per tensor")
     add_report(verb)

@@ -22,7 +22,7 @@ def add_report(verb: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="write a report: FILE.html, one page that needs nothing else, or FILE.json; may be given twice",
+        help="write a report: FILE.html (one self-contained page) or FILE.json; may be given twice",
     )
 
 

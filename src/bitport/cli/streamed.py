@@ -39,28 +39,32 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--data",
         type=location,
-        help='what to run through the model: a UTF-8 text, a .jsonl file (the "text" of each line), a directory of '
-        "these or of .parquet or .arrow files, or token ids in a .safetensors or .npy file (default: text that the "
-        "model writes itself)",
+        metavar="PATH",
+        help='calibration data: a UTF-8 text, a .jsonl file (the "text" of each line), a directory of these or of '
+        ".parquet or .arrow files, or token ids in a .safetensors or .npy file (default: text that the model "
+        "generates)",
     )
-    verb.add_argument("--data-tokens", type=count, help=f"use at most this many of them (default: {TOKENS})")
     verb.add_argument(
-        "--data-seed", type=seed, help="take them at random from all the data, with this seed (default: the first ones)"
+        "--data-tokens", type=count, metavar="N", help=f"use at most N tokens of the data (default: {TOKENS})"
+    )
+    verb.add_argument(
+        "--data-seed",
+        type=seed,
+        metavar="N",
+        help="pick the tokens at random, with this seed (default: the first ones)",
     )
     verb.add_argument(
         "--activations",
         choices=KEEP,
-        help=f"where activations are kept between blocks (default: {KEEP[0]})",
+        help=f"where to keep the activations between two blocks of the model (default: {KEEP[0]})",
     )
     verb.add_argument(
         "--memory-limit",
         type=nbytes,
         metavar="SIZE",
-        help="refuse to start what would take more memory than this, such as 4GiB (default: what the machine allows)",
+        help="refuse to start a run that needs more memory than this, such as 4GiB (default: what the machine allows)",
     )
-    verb.add_argument(
-        "--resume", action="store_true", help="continue the interrupted run whose work lies in the output"
-    )
+    verb.add_argument("--resume", action="store_true", help="continue an interrupted run in the output directory")
 
 
 def check_options(args: argparse.Namespace, by: Algorithm, *, runs: bool, in_memory: bool) -> None:

@@ -13,18 +13,26 @@ from bitport.evaluate.directories import Evaluation, How
 
 
 def add_text(verb: argparse.ArgumentParser, *, required: bool) -> None:
-    verb.add_argument("--text", type=location, required=required, help="a text file in UTF-8")
-    verb.add_argument("--window", type=count, default=512, help="tokens that the model sees at once (default: 512)")
+    verb.add_argument("--text", type=location, required=required, metavar="FILE", help="a text file in UTF-8")
     verb.add_argument(
-        "--stride", type=count, help="tokens between starts of windows; a smaller one gives context (default: window)"
+        "--window", type=count, default=512, metavar="N", help="tokens that the model sees at once (default: 512)"
     )
-    verb.add_argument("--max-tokens", type=count, help="take only the first N tokens of the text (default: all)")
-    verb.add_argument("--batch", type=count, default=1, help="windows to run at once (default: 1)")
+    verb.add_argument(
+        "--stride",
+        type=count,
+        metavar="N",
+        help="tokens from one window to the next; fewer than --window give each token more context (default: window)",
+    )
+    verb.add_argument(
+        "--max-tokens", type=count, metavar="N", help="use only the first N tokens of the text (default: all)"
+    )
+    verb.add_argument("--batch", type=count, default=1, metavar="N", help="windows to run at once (default: 1)")
     verb.add_argument(
         "--scratch",
         type=location,
-        help="folder for the logits of the first model, which are kept in a file while the others run (default: the "
-        "system's for temporary files)",
+        metavar="DIR",
+        help="folder for a file with the logits of the first model, with which others are compared (default: the "
+        "system's temporary folder)",
     )
     add_cache(verb)
     add_device(verb)

@@ -14,8 +14,8 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "tune",
         run,
-        "Measure which kernels are the fastest on this machine. Takes a minute; do it while nothing else runs. The "
-        "result is kept in the user's cache folder (BITPORT_CACHE names another) and used from then on; explain shows "
+        "Measure which kernels are the fastest on this machine. Takes a minute; run it while the machine is idle. The "
+        "result is stored in the user's cache folder (or BITPORT_CACHE) and used from then on; bitport explain shows "
         "where it decides.",
         "",
         "--json",

@@ -37,7 +37,10 @@ from bitport.stream.memory import estimate
 from bitport.stream.weights import Streamed
 
 KEEP = ("memory", "disk")
-ADVICE = "take fewer or shorter batches, keep activations on disk, or leave out the largest weights"
+ADVICE = (
+    "raise the limit if the machine has more, take fewer or shorter batches, keep activations on disk, or leave out "
+    "the largest weights"
+)
 
 
 class Stream:
