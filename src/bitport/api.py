@@ -42,16 +42,16 @@ def quantize_(
 ) -> Report:
     """Quantize the weights of ``model`` in place: ``quantize_(model, "int4")``.
 
-    ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), a dict
-    ``{pattern: scheme}`` over module names where the first matching pattern wins (``{"*": "int4"}`` includes
-    embeddings and convolutions), or anything else :meth:`Recipe.of` accepts.
-    ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (round to nearest),
-    "clip", "hqq", "gptq", "signround". Weights it does not support are rounded to nearest, and the report says so. It
-    may be preceded by transforms, which rewrite the model but preserve what it computes: "awq", "awq+gptq", ("awq",
-    GPTQ()).
-    ``calibrate``: calibration batches, or a function that runs the model; needed for schemes with a static input scale
-    and for algorithms that observe inputs. The model runs in eval mode; its previous mode is restored afterwards.
-    ``device``: quantize on this device, layer by layer, and leave the model there; calibration runs there too.
+    ``recipe``: which weights get which scheme: a scheme or its name (for all linear layers, attention projections and
+    experts), a dict ``{pattern: scheme}`` over module names, of which the first match decides (``{"*": "int4"}`` covers
+    embeddings and convolutions too), or anything else that :meth:`Recipe.of` takes.
+    ``algorithm``: how weights are rounded, by name or as an object of bitport.algorithms: "rtn" (to nearest), "clip",
+    "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so. Transforms,
+    which change the model but not what it computes, may come first: "awq", "awq+gptq", ("awq", GPTQ()).
+    ``calibrate``: batches to run through the model (each a tensor, or a tuple or dict of its arguments), or a
+    function that runs it; for schemes with a static input scale and algorithms that look at inputs. The model runs
+    in eval mode.
+    ``device``: move the model there layer by layer, and quantize it there.
     ``measure``: compute the error of each weight for the report.
     """
     plugins.load()
@@ -114,8 +114,8 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
 
 
 def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanation:
-    """For each quantized weight, report its scheme and layout, and for each number of rows which kernel will run and
-    why each faster one was refused. For a sharded weight this describes the local shard."""
+    """For each quantized weight: scheme, layout, and for each number of input rows (tokens at once) the kernel that
+    will run and why each faster one is refused. For a sharded weight: for the shard of this process."""
     plugins.load()
     check_model(model)
     if any(is_sharded(param) for param in model.parameters()):

@@ -14,6 +14,8 @@ from bitport.numerics import Format, Quantized, quantize
 
 @runtime_checkable
 class Algorithm(Protocol):
+    """Chooses the codes and scales of a weight."""
+
     @property
     def name(self) -> str:
         """The name shown in reports."""

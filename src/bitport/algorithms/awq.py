@@ -16,6 +16,12 @@ from bitport.algorithms.scaling import Scaling
 
 @dataclasses.dataclass(frozen=True)
 class AWQ(Scaling):
+    """Scales the columns of each weight up where inputs are large, and its input down, so that the outputs of the
+    rounded weight stay closest; the model's other parameters absorb the scales.
+
+    ``steps``: the exponents alpha that are tried are multiples of 1 / ``steps``. ``least_gain``: dB by which the
+    output has to improve where no parameter can absorb the scale, so that the input is multiplied at run time."""
+
     name: ClassVar[str] = "awq"
 
     def factor(self, block: Block, name: str, channels: Tensor) -> Factor:

@@ -31,9 +31,12 @@ def hessian_of(inputs: Inputs, fmt: Format, coarse: float, device: torch.device)
 
 @dataclasses.dataclass(frozen=True)
 class GPTQ:
-    """``damping``, ``block`` and ``sort``: as in :mod:`bitport.algorithms.gptq_core`. ``clip``: first search the range
-    of each block, weighting columns by the mean square of their inputs; rows (or rows of blocks) whose output would be
-    closer with the full range and rounding to nearest fall back to that. ``coarse``: as in :func:`hessian_of`."""
+    """Rounds column by column; the columns not yet rounded compensate for the error in the outputs on the
+    calibration data.
+
+    ``damping``, ``block`` and ``sort``: as in :mod:`bitport.algorithms.gptq_core`. ``clip``: search the ranges of
+    the blocks first, each column weighted by the mean square of its inputs; rows (of blocks) whose output comes out
+    closer by rounding to nearest in the widest range are rounded that way. ``coarse``: as in :func:`hessian_of`."""
 
     damping: float = 0.01
     block: int = 128

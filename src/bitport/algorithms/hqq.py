@@ -14,7 +14,8 @@ from bitport.numerics import Format, Quantized, quantize
 
 @dataclasses.dataclass(frozen=True)
 class HQQ:
-    """``p``: exponent of the minimized loss; below 1 it tolerates outliers."""
+    """Half-quadratic quantization: fits scale and zero point to the p-norm of the error, which for ``p`` below 1
+    tolerates outliers; no data needed. ``steps``: iterations at most."""
 
     steps: int = 20
     p: float = P

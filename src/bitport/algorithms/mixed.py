@@ -83,19 +83,20 @@ def mixed(
     together: Sequence[Sequence[str]] = (),
     progress: bool | None = None,
 ) -> Recipe:
-    """Return the recipe that keeps the model's outputs closest to the original, within ``bits`` per weight, including
-    scales and zero points, or ``nbytes`` in total.
+    """The recipe that changes the model least within ``bits`` per weight on average, scales and zero points
+    included, or within ``nbytes`` for all weights. The model itself is not changed: give the recipe to
+    :func:`quantize_`.
 
-    ``candidates``: schemes, one of which is chosen for each linear layer, attention projection and expert; weights that
-    match one of ``rules`` get the scheme of that rule instead.
-    ``calibrate``: batches to run through the model, or a function that runs it.
-    ``algorithm``: the one that the model will be quantized by. Of several steps, such as ``"awq+gptq"``, only the last
-    is used to measure: the costs ignore what the others change in the model.
-    ``cost``: how the cost of a candidate for a weight is measured, with all others unchanged: "kl", how far the model's
-    predictions move on the first ``sample`` batches, which takes one run per weight and candidate; or "output", how far
-    the weight's own output moves, which takes one run in all.
-    ``together``: globs of names; weights of one module (its children) that match globs of the same entry share a
-    scheme, as tied ones always do.
+    ``candidates``: each linear layer, attention projection and expert gets one of these schemes, unless one of
+    ``rules`` fits it.
+    ``calibrate``: as for :func:`quantize_`.
+    ``algorithm``: the one by which the model will be quantized. Of several, such as ``"awq+gptq"``, only the last is
+    used to measure: the costs leave out what the others change in the model.
+    ``cost``: how the cost of a candidate for a weight is measured, all other weights being float: "kl", by how far the
+    model's predictions move on the first ``sample`` batches, which takes one run for each weight and candidate; or
+    "output", by how far the weight's own output moves, which takes one run in all.
+    ``together``: lists of globs; children of one module whose names fit globs of the same list share a scheme, as tied
+    weights always do.
     """
     check_size(model, candidates, bits=bits, nbytes=nbytes, rules=rules)
     found = costs(

@@ -29,10 +29,15 @@ from bitport.tensor import QTensor
 
 @dataclasses.dataclass(frozen=True)
 class Rotate:
-    """``heads``: also rotate values, for schemes that round the input of the output projection and models in which a
-    few channels of it are large; elsewhere it may do harm. ``untie``: give an output head that is tied to the embedding
-    its own weights, because the weight of the last norm is folded into it; the model grows by that much. Without it the
-    residual stream of such a model is not rotated."""
+    """Rotates the residual stream by a random Hadamard matrix, which spreads outliers over all channels. It is
+    folded into the weights, so that nothing is computed at run time.
+
+    ``seed``: of the signs. ``stream``: rotate the residual stream. ``heads``: rotate the values of attention too, for
+    schemes that round the input of the layer after the attention and models in which a few channels of that are large;
+    elsewhere it may do harm. ``untie``: a head that is tied to the embedding gets weights of its own, since the last
+    norm's weight is folded into it, and the model grows by that much. Without it the stream of such a model is not
+    rotated.
+    """
 
     seed: int = 0
     heads: bool = False

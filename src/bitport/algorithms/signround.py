@@ -17,9 +17,11 @@ from bitport.numerics import Format, Quantized, from_storage, quantize
 
 @dataclasses.dataclass(frozen=True)
 class SignRound:
-    """Optimizes each layer separately, from the sum of x x^T over its inputs: ``steps`` of sign descent, then at most
-    ``sweeps`` of coordinate descent. ``start``: the algorithm that provides the initial codes and ranges. ``damping``:
-    the share of the mean of the diagonal that is added to it, so that chance correlations among few inputs count less.
+    """Learns for each weight whether it is rounded up or down, and the ranges, starting from another algorithm's
+    result: layer by layer, from the sum of x x^T over the inputs: ``steps`` of sign descent, then at most ``sweeps``
+    of coordinate descent. ``start``: the algorithm whose codes and ranges it starts from. ``damping``: this share of
+    the mean of the diagonal is added to the diagonal of the sum, so that chance correlations of few inputs count for
+    less.
     ``coarse``: as in :func:`bitport.algorithms.gptq.hessian_of`."""
 
     steps: int = 200

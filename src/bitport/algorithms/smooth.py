@@ -16,7 +16,12 @@ from bitport.algorithms.smooth_core import Factor, search
 
 @dataclasses.dataclass(frozen=True)
 class Smooth(Scaling):
-    """``rows``: the number of inputs, from the first batches, that the error is measured on."""
+    """SmoothQuant: as :class:`AWQ`, for schemes that round the input, whose large channels pass their size on to the
+    weight.
+
+    ``steps``, ``least_gain``: as for :class:`AWQ`. ``rows``: the number of inputs, from the first batches, on which the
+    error is measured.
+    """
 
     rows: int = 512
     name: ClassVar[str] = "smooth"

@@ -26,8 +26,11 @@ AT_ONCE = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheFormat:
-    """Formats of keys and values, and how many tokens stay in float at either end. Tokens older than the newest
-    ``last`` also stay in float until a full step of them can be quantized."""
+    """How a cache keeps tokens; docs/kv-cache.md explains the names, such as "int4-g32+last64".
+
+    ``keys``, ``values``: their number formats. ``first``, ``last``: so many of the oldest and of the newest tokens
+    stay in float. Those between do too until a full step of them can be quantized.
+    """
 
     keys: Format
     values: Format

@@ -81,8 +81,10 @@ class _Side:
 
 
 class KeyValueStore:
-    """Keys and values of one layer, in a ``format``: a name or a :class:`CacheFormat`. The first tokens that are
-    appended determine batch, heads, widths, dtype and device."""
+    """The keys and values of one attention layer, quantized as tokens are appended.
+
+    ``format``: a name or a :class:`CacheFormat`. Batch, heads, widths, dtype and device are those of the first tokens.
+    """
 
     def __init__(self, format: str | CacheFormat) -> None:
         self.format = cache_format(format)

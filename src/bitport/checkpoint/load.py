@@ -36,21 +36,21 @@ def load(
     progress: bool | None = None,
     arrangement: Arrangement | None = None,
 ) -> nn.Module:
-    """Load the checkpoint in ``directory`` into ``model`` and return it. Its parameters are replaced by new ones; float
-    tensors get the dtype of the file.
+    """Load the checkpoint in ``directory`` into ``model`` and return the model. Its parameters are replaced by new
+    ones; float tensors have the dtype of the file.
 
-    ``model``: a module, possibly on the meta device, or a function without arguments that builds one; it is called with
-    meta as the default device, so that nothing is allocated twice.
-    ``device``: the device of every tensor; None: where the model has it, or the CPU if it is on meta. A model with
-    sharded parameters (DTensors) stays sharded: each process loads its own shards, to the devices of their mesh.
-    ``strict``: require every parameter and persistent buffer in the checkpoint, and nothing else; False: warn.
-    ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s). False trusts
-    the disk and, with ``mmap``, defers all reads to first use.
-    ``mmap``: tensors that stay on the CPU in the layout of the file are views of the mapped file, read on first use.
-    False reads everything now, for files that may be overwritten in place during the lifetime of the model.
-    ``arrangement``: for a model whose tensors have other names or are split differently than in the checkpoint.
+    ``model``: a module, possibly on the meta device, or a function without arguments that builds one; the function is
+    called with meta as the default device, so that its weights take no memory.
+    ``device``: where every tensor goes; None: where the model has it, or to the CPU if it is on meta. A model whose
+    parameters are sharded (DTensors) stays sharded: each process loads its own shards, to the devices of their mesh.
+    ``strict``: every parameter and persistent buffer must be in the checkpoint, and nothing else; False: warn.
+    ``verify``: compare all data with its checksums (about 2 GB/s). False: trust the disk, and with ``mmap`` read
+    nothing before it is used.
+    ``mmap``: tensors that stay on the CPU in the form of the file are views of the memory-mapped file. False: read
+    everything now, for files that may be overwritten in place while the model is in use.
+    ``arrangement``: for a model that has the tensors under other names or in other pieces than the checkpoint.
 
-    Names, shapes and the headers of all shards are checked before the model is modified.
+    Names, shapes and the headers of all shards are checked before the model is changed.
     """
     plugins.load()
     if not callable(model):

@@ -40,6 +40,8 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Part:
+    """A tensor in a shard: the data of a float tensor, or the codes, scales, .. of a quantized one."""
+
     dtype: torch.dtype
     shape: tuple[int, ...]
     crc32: int
@@ -75,6 +77,8 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
+    """What a checkpoint holds: the file ``bitport.json``."""
+
     tensors: dict[str, Entry]
     """By name, in the order of the model."""
     tied: dict[str, str]

@@ -31,12 +31,12 @@ CHUNK = 1 << 21
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """KL in nats per token."""
+    """How far the predictions of a model are from those of the original: KL(original, model) in nats per token."""
 
     kl: float
     """Mean."""
     kl_p99: float
-    """99th percentile."""
+    """99th percentile: one token in a hundred is further away."""
     kl_max: float
     top1: float
     """Top-1 agreement, as a fraction of the tokens."""

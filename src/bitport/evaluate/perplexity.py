@@ -30,6 +30,9 @@ MOST_NATS = 700
 
 @dataclasses.dataclass(frozen=True)
 class Perplexity:
+    """How well a model predicts a text: ``value`` is exp of the mean negative log likelihood of a token; lower is
+    better."""
+
     value: float
     nll: float
     """Mean negative log likelihood, in nats per token: log(value)."""
@@ -40,9 +43,15 @@ class Perplexity:
 def perplexity(
     model: Callable[[Tensor], Any], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Perplexity:
-    """Compute the perplexity of ``tokens`` (ids in one dimension). ``model`` maps token ids [batch, length] to logits
-    [batch, length, vocabulary], or to an object with such ``logits``, as transformers' models do. ``batch``: windows
-    per forward pass."""
+    """The perplexity of ``model`` on ``tokens``, read in windows, whose first tokens are not scored.
+
+    ``model``: token ids [batch, length] -> logits [batch, length, vocabulary], or an object that has such
+    ``logits``, as models of transformers return. ``tokens``: ids in one dimension. ``window``: tokens that the model
+    sees at once.
+    ``stride``: tokens from one window to the next (default: ``window``); with fewer, all tokens but
+    the very first are scored, each with at least ``window`` - ``stride`` tokens of context.
+    ``batch``: windows that run at once.
+    """
     return summary(token_losses(model, tokens, window=window, stride=stride, batch=batch))
 
 

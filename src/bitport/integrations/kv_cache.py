@@ -147,7 +147,11 @@ class Layer(DynamicLayer):
 
 
 class KVCache(DynamicCache):
-    """``config``: of the model; ``format``: see :mod:`bitport.cache.format`, e.g. "int8" or "int4-g32+last64"."""
+    """The quantized cache of a model, for one text or batch. :meth:`of` makes one that the model's attention reads
+    in place.
+
+    ``config``: the model's configuration. ``format``: such as "int8" or "int4-g32+last64" (docs/kv-cache.md).
+    """
 
     def __init__(self, config: Any, format: str | CacheFormat = "int8") -> None:
         self.format = cache_format(format)

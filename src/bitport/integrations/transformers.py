@@ -53,9 +53,12 @@ class Method(str, enum.Enum):
 
 @register_quantization_config(NAME)
 class BitportConfig(QuantizationConfigMixin):
-    """``recipe``, ``algorithm``, ``measure``: as for :func:`bitport.quantize_`, whose report is
-    ``model.hf_quantizer.report``; only algorithms that need no data. They have no effect on a bitport checkpoint, which
-    is quantized already. diffusers models accept it too, once bitport.integrations.diffusers is imported."""
+    """For ``from_pretrained(.., quantization_config=..)``: quantizes each weight when it is loaded.
+
+    ``recipe``, ``algorithm``, ``measure``: as for :func:`bitport.quantize_`, but only algorithms without data. The
+    report is ``model.hf_quantizer.report``. Checkpoints of bitport are quantized already and are loaded as they are.
+    Models of diffusers take it too, once bitport.integrations.diffusers was imported.
+    """
 
     def __init__(
         self,

@@ -33,6 +33,8 @@ class Matrix(NamedTuple):
 
 
 class Packed(NamedTuple):
+    """The dtype and shapes of the parts of one packed matrix."""
+
     data_dtype: torch.dtype
     data_shape: tuple[int, ...]
     scale_shape: tuple[int, ...]
@@ -41,6 +43,8 @@ class Packed(NamedTuple):
 
 
 class Layout(Protocol):
+    """How codes and scales are arranged in memory for the kernels of a device."""
+
     name: str
     """The name that tensors, kernels and reports use."""
     devices: tuple[str, ...]

@@ -14,6 +14,8 @@ from bitport import plugins
 
 @dataclasses.dataclass(frozen=True)
 class Outside:
+    """A device of another library, as the conformance suite uses it."""
+
     name: str
     """Device and library, as shown in a table of results."""
     library: str

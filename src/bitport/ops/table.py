@@ -60,6 +60,8 @@ def bits(result: Tensor | list[Tensor]) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
+    """An op of bitport, declared once: its schema, its meaning, and samples to test it with."""
+
     name: str
     schema: str
     check: Callable[..., None]

@@ -18,6 +18,8 @@ from bitport.tensor import QTensor
 
 @dataclasses.dataclass(frozen=True)
 class LayerExplanation:
+    """One quantized weight, and the kernel for each number of input rows."""
+
     name: str
     scheme: str
     layout: str
@@ -29,6 +31,9 @@ class LayerExplanation:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
+    """Which kernel computes each quantized layer; printed, a table. ``rows``: the numbers of input rows it was asked
+    for."""
+
     layers: tuple[LayerExplanation, ...]
     rows: tuple[int, ...]
 

@@ -64,6 +64,8 @@ def listed(
 
 @dataclasses.dataclass(frozen=True)
 class Report:
+    """What was done to a model, weight by weight; printed, a table."""
+
     layers: tuple[LayerReport, ...]
     bytes_before: int
     """Size of all parameters of the model, counting tied ones once."""

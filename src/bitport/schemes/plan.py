@@ -14,7 +14,7 @@ from bitport.schemes.scheme import Scheme, parsed
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The scheme chosen for one weight, and why; ``scheme`` None leaves the weight unquantized."""
+    """What the weight ``name`` gets, and why. ``scheme`` None: it stays as it is."""
 
     name: str
     scheme: Scheme | None
@@ -28,6 +28,9 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
+    """What a recipe means for one model: a :class:`Choice` for each weight, in the model's order; ``plan[name]`` is
+    one."""
+
     choices: tuple[Choice, ...]
 
     @functools.cached_property

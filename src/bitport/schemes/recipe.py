@@ -127,6 +127,9 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
+    """Which weights get which scheme: the first of ``rules`` that fits a weight decides. Weights that fit none stay
+    as they are; a rule that fits no weight of the model is an error."""
+
     rules: tuple[Rule, ...]
 
     def __post_init__(self) -> None:

@@ -14,13 +14,12 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How a weight is quantized, and the input it is multiplied with.
+    """How a weight is stored, and how inputs are rounded before they are multiplied with it. That is everything one
+    needs to read a checkpoint; it says nothing about devices or layouts. :func:`preset` gives schemes by name.
 
-    ``weight``: the format of the weight. ``act``: how each input is rounded before the matmul, a key of
-    :data:`bitport.numerics.ACTIVATIONS`, or "" to leave inputs unrounded (weight-only). ``static``: the scale shared by
-    a whole input is fixed by calibration instead of being measured on every call.
-
-    A scheme is all that is needed to read the weight from a checkpoint; it says nothing about devices or layouts.
+    ``weight``: the number format of the weight. ``act``: how each input is rounded, a key of
+    :data:`bitport.numerics.ACTIVATIONS`, or "" for an input that is used as it is. ``static``: the scale that a
+    whole input shares is fixed by calibration instead of being measured on every call.
     """
 
     weight: Format

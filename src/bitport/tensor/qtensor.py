@@ -1,17 +1,4 @@
-"""QTensor: a tensor subclass that replaces a float tensor by a quantized matrix, usually as a module's parameter.
-
-It has the shape, dtype and device of the float tensor it was made from, and holds its parts::
-
-    qdata   codes, packed according to the layout   scale, zero, scale2   according to the scheme
-    perm       order of the columns of K in qdata (GPTQ act-order), or None
-    pre_scale  factor of the input before the matmul (AWQ, SmoothQuant), or None
-    act_scale  fixed scale of a static activation, or None
-
-Its float value is ``dequantize()``, which undoes perm and pre_scale; matmuls apply them to the input instead.
-``dtype`` is only the default dtype of dequantize(): casting a QTensor never changes the stored values.
-The quantized matrix is [..., N, K] with blocks along K. A convolution's weight is flattened to [out, rest];
-``transposed`` means that this tensor is the view [..., K, N] of it.
-"""
+"""QTensor: a quantized matrix in place of a float tensor."""
 
 from __future__ import annotations
 
@@ -56,6 +43,19 @@ ATEN: dict[Any, Callable[..., Any]] = {}
 
 
 class QTensor(Tensor):
+    """A quantized matrix that stands where a float tensor stood, usually as a module's parameter. It looks like that
+    tensor (shape, dtype, device) and holds its parts::
+
+        qdata   codes, packed as its layout says        scale, zero, scale2   as its scheme says
+        perm       order of the columns of K in qdata (GPTQ act-order), or None
+        pre_scale  what the input is multiplied by before the product (AWQ, SmoothQuant), or None
+        act_scale  the fixed scale of a static activation, or None
+
+    Its value is ``dequantize()``; the input is permuted and pre-scaled, not the value. ``dtype`` is only what that
+    returns by default: casting a QTensor never changes the stored numbers. The matrix is [..., N, K] with blocks
+    along K; a convolution's weight is [out, rest] flattened; ``transposed``: this tensor is the view [..., K, N] of
+    it."""
+
     qdata: Tensor
     scale: Tensor
     zero: Tensor | None

@@ -21,8 +21,11 @@ from bitport.schemes import Scheme, preset
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """``input``, ``weight``: the scheme of the respective product; None computes it in the dtype of the gradient, from
-    the rounded numbers of the forward pass."""
+    """How the backward pass of a linear layer is rounded: the products that give the gradients of the input and of
+    the weight.
+
+    ``input``, ``weight``: the scheme of that product; None computes it in the dtype of the gradient, from the
+    rounded numbers that the forward pass used."""
 
     input: Scheme | None = None
     weight: Scheme | None = None

@@ -67,6 +67,9 @@ class Rounding:
 
 
 class TrainedTensor(Tensor):
+    """A parameter in training: it holds its float ``value``, which the optimizer updates, and products use it as it is
+    rounded. :func:`prepare_` makes these."""
+
     value: Tensor
     act_scale: Tensor | None
     scale: Tensor | None

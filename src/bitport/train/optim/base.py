@@ -29,9 +29,12 @@ Group = dict[str, Any]
 
 
 class LowBitOptimizer(torch.optim.Optimizer):
-    """``states``: the number format of the moments, a key of STATES. ``min_elements``: smaller tensors keep them in
-    float32. ``stochastic_rounding``: round 16-bit parameters, and moments in bfloat16, up or down at random with the
-    right expected value; rounding to nearest would lose small steps. ``seed``: of its random bits.
+    """What the optimizers of this module have in common.
+
+    ``states``: the numbers that moments are kept in, a key of STATES. ``min_elements``: smaller tensors keep them in
+    float32. ``stochastic_rounding``: parameters of 16 bits, and moments kept in bfloat16, are rounded up or down at
+    random so that the expected value is right, instead of to nearest, where small steps would be lost. ``seed``: of its
+    random bits.
 
     Parameters may be float32, bfloat16 or float16 on any device; all arithmetic is float32.
     """
