@@ -12,6 +12,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import types
@@ -88,7 +89,13 @@ def _module(name: str) -> Iterator[str]:
         yield f"### {public}\n"
         if _is_told(value, public, name):
             yield f"[As above](#{public.lower()}).\n"
+            continue
+        if isinstance(value, dict | tuple):
+            yield _of_constant(public, value) + "\n"
+            if keys := [key for key in value if isinstance(key, str)]:
+                yield f"{', '.join(f'`{key}`' for key in keys)}.\n"
         elif typing.get_origin(value):  # to Python 3.10 some are classes too
+            yield _of_constant(public, value) + "\n"
             written = _type(value)
             if isinstance(value, types.UnionType):
                 written = "\n    | ".join(["(", *map(_type, typing.get_args(value))]).replace("| ", "", 1) + "\n)"
@@ -100,10 +107,6 @@ def _module(name: str) -> Iterator[str]:
                 raise SystemExit(f"{name}.{public} is public and has no docstring: say what a caller cannot see")
             yield f"```python\n{_signature('def ' + public, value)}: ...\n```\n"
             yield _prose(value) + "\n"
-        elif keys := [key for key in value if isinstance(key, str)]:
-            yield f"{', '.join(f'`{key}`' for key in keys)}.\n"
-        else:
-            yield f"A {type(value).__name__}.\n"
 
 
 def _is_told(value: Any, public: str, name: str) -> bool:
@@ -164,11 +167,26 @@ def _fields(cls: type) -> Iterator[tuple[str, str]]:
     """Those with a text behind them, which is there in the source alone."""
     for node in _tree(cls.__module__).body:
         if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
-            for field, behind in zip(node.body, node.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(behind, ast.Expr):
-                    target = field.target if isinstance(field, ast.AnnAssign) else field.targets[0]
-                    if isinstance(behind.value, ast.Constant) and isinstance(target, ast.Name):
-                        yield target.id, _markdown(inspect.cleandoc(str(behind.value.value))).replace("\n", " ")
+            yield from ((name, said.replace("\n", " ")) for name, said in _behind(node.body))
+
+
+def _of_constant(name: str, value: Any) -> str:
+    """The text behind its assignment, wherever that is."""
+    modules = {key: vars(module) for key, module in sys.modules.items() if key.startswith("bitport")}
+    homes = [key for key, there in modules.items() if there.get(name) is value]
+    for home in sorted(homes):
+        if said := dict(_behind(_tree(home).body)).get(name):
+            return said
+    raise SystemExit(f"{name} in {homes} is public and has no text behind it: say what it is")
+
+
+def _behind(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Name -> the text behind its assignment."""
+    for field, behind in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(behind, ast.Expr):
+            target = field.target if isinstance(field, ast.AnnAssign) else field.targets[0]
+            if isinstance(behind.value, ast.Constant) and isinstance(target, ast.Name):
+                yield target.id, _markdown(inspect.cleandoc(str(behind.value.value)))
 
 
 @functools.cache

@@ -18,14 +18,14 @@ from bitport.algorithms.smooth import Smooth
 from bitport.errors import ArgumentError
 
 ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (RTN(), Clip(), HQQ(), GPTQ(), SignRound())}
-"""Algorithms by name, with their default settings."""
+"""How weights can be rounded, by name, with the usual settings."""
 
 TRANSFORMS: dict[str, tuple[Transform, Algorithm]] = {
     "awq": (AWQ(), Clip()),
     "smooth": (Smooth(), RTN()),
     "rotate": (Rotate(), RTN()),
 }
-"""Transforms, which change the model around a weight before it is rounded, by name, each with its default solver."""
+"""What changes a model before its weights are rounded, by name, and the algorithm that follows if none is given."""
 
 __all__ = [
     "ALGORITHMS",

@@ -40,7 +40,7 @@ READERS: dict[str, type[codec.Reader]] = {
     "quanto": quanto.Reader,
     "quark": quark.Reader,
 }
-"""Readers by the quant_method in config.json."""
+"""The formats that can be read, by the quant_method of config.json (docs/interop.md)."""
 
 WRITERS: dict[str, type[codec.Writer]] = {
     writer.name: writer
@@ -59,4 +59,4 @@ WRITERS: dict[str, type[codec.Writer]] = {
         dense.Writer,
     )
 }
-"""Writers by the name of their format, as users give it."""
+"""The formats that can be written, by the name that users give (docs/interop.md)."""

@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Format] = {
     "mxfp4": Format(dtype="float4_e2m1", block=(1, 32), scale="e8m0", scale_rule="even"),
     "nvfp4": Format(dtype="float4_e2m1", block=(1, 16), scale="e4m3", global_scale=True),
 }
+"""How inputs can be rounded: the number format of x seen as [tokens, K], by the name that ``Scheme.act`` has."""
 
 STATIC = tuple(name for name, fmt in ACTIVATIONS.items() if fmt.block == (0, 0) or fmt.global_scale)
 """Formats with a scale for all of x that calibration can fix: the only scale, or the global scale of nvfp4."""

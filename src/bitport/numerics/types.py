@@ -136,6 +136,7 @@ NUMBER_TYPES: dict[str, NumberType] = {
         NumberType("ggml_iq2", 4, "codebook", table=GGML_IQ2),
     )
 }
+"""By name: what codes can mean (docs/numerics.md)."""
 
 STATE_TYPES: dict[str, NumberType] = {
     number.name: number

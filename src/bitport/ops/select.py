@@ -49,6 +49,8 @@ class Decision:
 
 
 IMPLS: dict[tuple[str, str], list[Impl]] = {}
+"""The kernels that :func:`register_kernel` added, by op and device type, in the order in which they are asked."""
+
 STEP = "optimizer_step"
 """The optimizer step also has kernels, but is not a torch op (bitport.ops.optimizer_step)."""
 

@@ -93,6 +93,7 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+"""By name: every op that is declared."""
 
 
 def as_given(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,6 +44,7 @@ PRESETS: dict[str, Scheme] = {
     "nvfp4": _float("float4_e2m1", (1, 16), "nvfp4", scale="e4m3", global_scale=True),
     "nf4": _float("nf4", (1, 64), "", scale="input"),
 }
+"""Schemes by name, to which :func:`preset` adds suffixes."""
 
 ZERO_SUFFIX = {"sym": "none", "asym": "int", "fzero": "float"}
 BLOCK_SUFFIX = {"tensor": TENSOR, "channel": CHANNEL}

@@ -22,6 +22,9 @@ from bitport.schemes.scheme import Scheme, parsed
 
 VERSION = 1
 KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
+"""What a weight can be to its module. "other": of a module that is not known here, or a router, which chooses
+experts."""
+
 DEFAULT_KINDS = ("linear", "experts", "attention")
 PLURALS = {
     "linear": "linear layers",

@@ -37,6 +37,8 @@ from bitport.stream.memory import estimate
 from bitport.stream.weights import Streamed
 
 KEEP = ("memory", "disk")
+"""Where activations can be kept between blocks."""
+
 ADVICE = (
     "raise the limit if the machine has more, take fewer or shorter batches, keep activations on disk, or leave out "
     "the largest weights"

@@ -1,17 +1,19 @@
-"""Quantization-aware training, and training in low precision.
+"""Training for a quantized model, and training in low precision::
 
-plan = prepare_(model, "int4-g32")                  # products use rounded weights, the optimizer updates float ones
-...                                                 # train as usual
-report = convert_(model)                            # the quantized model, with the numbers it was trained with
+    plan = prepare_(model, "int4-g32")                  # layers compute with rounded weights, floats are trained
+    ...                                                 # train as usual
+    report = convert_(model)                            # the quantized model, with the numbers it was trained with
 
-quantize_(model, "int3", algorithm="gptq", ..)      # or load() an already quantized model
-learn_scales_(model)                                # only scales are trained; codes stay fixed
-...
-convert_(model)
+    quantize_(model, "int3", algorithm="gptq", ..)      # or load() a model that is already quantized
+    learn_scales_(model)                                # only its scales are trained; codes stay
+    ...
+    convert_(model)
 
-prepare_(model, "fp8-row", gradients="fp8-row")     # forward and backward in low precision
-...
-release_(model)                                     # back to the float model
+    prepare_(model, "fp8-row", gradients="fp8-row")     # both passes in low precision
+    ...
+    release_(model)                                     # the float model again
+
+docs/training.md explains each of them.
 """
 
 from bitport.train import aten, fsdp, functions  # noqa: F401  (fill TrainedTensor's tables)

@@ -44,7 +44,7 @@ STATES: dict[str, States] = {
     "float32": States(None, None),
     "bfloat16": States(None, None, torch.bfloat16),
 }
-"""Allowed values of ``states=``."""
+"""What ``states=`` may be: the formats of the moments (docs/optimizers.md)."""
 
 
 def states_of(name: str) -> States:
