@@ -69,16 +69,17 @@ def quantize_files(
     """Quantize ``source``, a Hugging Face directory or a .safetensors file, to a checkpoint in the directory
     ``target``.
 
-    ``recipe``: as in quantize_. ``model``: the model whose weights the files hold, built on the meta device; its
-    modules determine what each weight is. Without it names and shapes do (:mod:`bitport.checkpoint.names`), which may
-    be wrong for unusual names, and cannot reveal a max_norm: such a table is refused when it is used. ``arrangement``:
-    for a model whose tensors have other names than in the files. ``algorithm``: as in quantize_, one that needs no
-    inputs. ``dtype``: cast all float tensors to it first. ``measure``: compute the error of each weight for the report.
-    Configuration, tokenizer and all other files without weights are copied.
+    ``recipe``: as in quantize_. ``model``: the model whose weights are in the files, built on the meta device; its
+    modules tell the kind of each weight. Without it bitport guesses kinds from names and shapes
+    (:mod:`bitport.checkpoint.names`), which may be wrong where names are unusual; and embeddings with a max_norm are
+    then refused when they are used.
+    ``arrangement``: for a model that has the tensors under other names than the files. ``algorithm``: as in quantize_,
+    one that needs no data. ``dtype``: cast all float tensors to it first. ``measure``: compute the error of each weight
+    for the report. Configuration, tokenizer and all other files without weights are copied.
 
-    ``memory_limit``: bytes that the process may use, by default what the machine allows; a run that would exceed it is
+    ``memory_limit``: bytes that the process may use, by default what the machine allows; a run that would need more is
     refused before it starts. ``resume``: continue an interrupted run in ``target``; ``overwrite``: discard it, and
-    replace an existing checkpoint. The resulting files are identical however often the run was killed and resumed.
+    replace the checkpoint that is there. However often a run was interrupted, the resulting files are the same.
     """
     return Conversion(
         source,

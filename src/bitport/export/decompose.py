@@ -16,8 +16,8 @@ from bitport.tensor import QTensor
 def decomposed(
     module: nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None, *, core: bool = True
 ) -> torch.export.ExportedProgram:
-    """Export ``module(*args)`` by torch.export, with weights in the canonical layout and bitport's ops decomposed.
-    ``core``: also decompose torch's ops to its core set, as far as possible."""
+    """``module(*args)`` exported by torch.export, with weights in the canonical layout and bitport's ops decomposed
+    into torch's. ``core``: decompose torch's ops too, into its core set."""
     table = {**(torch.export.default_decompositions() if core else {}), **decompositions()}
     program = exported(Method(_plain(module), args, dynamic_shapes))
     with torch.no_grad():

@@ -20,12 +20,11 @@ from bitport.export.relink import relinked
 def executorch(
     module: nn.Module, args: tuple[Any, ...], path: str | os.PathLike[str], dynamic_shapes: Any = None
 ) -> dict[str, Any]:
-    """Write ``module(*args)`` as the program ``path`` with the method forward. Returns the operators that XNNPACK took,
-    those that it left, and the size of the file.
+    """Write ``module(*args)`` as the program ``path`` with the method forward. Returns the operators that XNNPACK
+    took, those that it did not take, and the size of the file.
 
-    All products with quantized weights must run in XNNPACK, or the export fails: 8-bit inputs with 4-bit groups or
-    8-bit rows. Sizes in ``dynamic_shapes`` need an upper bound. Buffers that the module mutates become state of the
-    program.
+    XNNPACK computes all products with quantized weights, or the export fails: 8-bit inputs with 4-bit groups or 8-bit
+    rows. Sizes in ``dynamic_shapes`` need an upper bound. Buffers that the module writes into are state of the program.
     """
     target = check_target(path, ".pte", "a program of ExecuTorch")
     check_float32(module, args)

@@ -33,8 +33,8 @@ FORMAT, VERSION = "bitport-package", 3
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
-    """Load the package ``path``; ExportError if it is damaged or for another machine. ``verify``: read all weights once
-    to compare their checksum."""
+    """Open the package ``path``; ExportError if it is damaged or not for this machine. ``verify``: read all weights
+    once and compare their checksum."""
     file = Path(path)
     try:
         with ArchiveReader(file) as archive:
@@ -219,8 +219,8 @@ class Program:
             return {name: file.read(name) for name in file.tensors if not name.startswith(PAD)}
 
     def check(self) -> dict[str, float]:
-        """Run every recorded example; ExportError if a result deviates too much. Returns the largest difference of each
-        method, as a share of the allowed one."""
+        """Run every recorded example; ExportError if a result is off. Returns the largest difference of each method,
+        relative to what is allowed (1: just allowed)."""
         found = {name: entry["example"] for name, entry in self.manifest["methods"].items() if entry["example"]}
         return {
             name: compare(name, self.methods[name], self.examples(name), each["atol"]) for name, each in found.items()

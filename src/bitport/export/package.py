@@ -55,13 +55,13 @@ def package(
     tolerance: float | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Compile ``methods`` (or a single one, named "forward") into the package ``path``; returns its manifest.
+    """Compile ``methods`` (or one, called "forward") into the package ``path`` and return its manifest.
 
-    ``weights``: the name of a separate file beside the package for the weights; None stores them in the package.
-    ``level``: the instruction set to compile for, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX-512); by default the highest
-    that this machine supports. ``examples``: include the methods' arguments and their results in eager mode; it is an
-    error if a compiled method deviates from them. ``tolerance``: the allowed deviation relative to the largest number;
-    by default half of the digits of the dtype. ``meta``: numbers and strings for users of the package.
+    ``weights``: the name of a file next to the package for the weights, which are otherwise in the package.
+    ``level``: the instruction set to compile for, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX-512); default: the highest
+    that this machine runs. ``examples``: include the methods' arguments and their results in eager mode; it is an error
+    if a compiled method gives other results. ``tolerance``: the error allowed, relative to the largest number; default:
+    half of the digits of the dtype. ``meta``: numbers and texts for the program that runs the package.
     """
     chosen = {"forward": methods} if isinstance(methods, Method) else methods
     if not isinstance(chosen, Mapping) or not chosen:

@@ -32,8 +32,8 @@ FORMATS = (BITPORT, *WRITERS, gguf.Writer.name)
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """The result of convert(). ``weights``: name -> scheme; ``notes``: what of the source the result does not carry
-    over."""
+    """What convert() did. ``weights``: name -> scheme; ``notes``: what could not be carried over, and what was
+    rounded."""
 
     read: str
     written: str
@@ -65,23 +65,21 @@ def convert(
     progress: bool | None = None,
     overwrite: bool = False,
 ) -> Converted:
-    """Convert the quantized model in ``source`` to the format ``to``, and write it to ``target``.
+    """Convert the quantized model ``source`` (a bitport checkpoint, a Hugging Face directory in one of
+    :data:`bitport.interop.READERS`, or a GGUF file; of several, the first or their directory) into the directory
+    ``target``, in the format ``to``: "bitport" or one of :data:`bitport.interop.WRITERS`; or into the file ``target``,
+    with "gguf", which ignores ``shard_size``.
 
-    ``source``: a checkpoint of bitport, a Hugging Face directory in one of :data:`bitport.interop.READERS`, or a GGUF
-    file; of a GGUF model in several files, the first one or their directory. ``to``: "bitport" or one of
-    :data:`bitport.interop.WRITERS`, for which ``target`` is a directory; or "gguf", for which it is a single file,
-    regardless of ``shard_size``.
+    Codes, scales and zero points keep their values (except with "float", which writes a model that is not quantized);
+    ArgumentError if the format cannot hold one, and then nothing is written. Configuration, tokenizer and other files
+    are copied. ``overwrite``: replace the model in ``target``.
 
-    Every code, scale and zero point keeps its value (except for "float", which writes a model that is not quantized);
-    ArgumentError if the format cannot represent one, and then nothing is written. Configuration, tokenizer and other
-    files are copied. ``overwrite``: replace the model in ``target``.
+    ``config``: for diffusion models in GGUF or ComfyUI's formats (one .safetensors file), which contain no
+    configuration: the config.json of the model in diffusers, or its directory. diffusers must be installed.
 
-    ``config``: for a diffusion model in GGUF, or in one .safetensors file of ComfyUI, neither of which has a
-    configuration: its config.json for diffusers, or the directory that holds it. Requires diffusers.
-
-    ``scales``: "float16" or "bfloat16", to round scales and float zero points to that dtype: smaller and faster than
-    float32, and required by some formats; the notes report the error. This also allows converting a checkpoint of
-    bitport to another one.
+    ``scales``: "float16" or "bfloat16": round float32 scales and float32 zero points to that, which is smaller and
+    faster, and what some formats require; the notes say what changed. For this a bitport checkpoint may be converted
+    to "bitport".
     """
     if to not in FORMATS:
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")

@@ -30,8 +30,8 @@ Backward = Callable[..., tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Sample arguments of an op, the expected float64 result, and the least acceptable SQNR in dB. If it is infinite,
-    all bits must agree, and ``expected`` gives the :func:`bits`."""
+    """Arguments to try an op with, the expected float64 result, and the least acceptable SQNR in dB. An infinite
+    budget: all bits must agree, and ``expected`` gives the :func:`bits`."""
 
     name: str
     args: tuple[Any, ...]

@@ -46,21 +46,21 @@ ADVICE = (
 
 
 class Stream:
-    """Convert a model's files to a checkpoint, calibrated block by block: ``Stream(model, source, target, recipe,
-    batches=batches, algorithm="gptq").run()``. Works with any algorithm; static input scales are measured first.
+    """Quantizes a model from its files into a checkpoint, calibrated block by block: ``Stream(model, source, target,
+    recipe, batches=batches, algorithm="gptq").run()``. Any algorithm will do; fixed scales of inputs are measured
+    first.
 
-    ``model``: the model whose weights are in the files of ``source``, built on the meta device; at most one block of it
-    is in memory at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first.
-    ``activations``: where to keep them between blocks, "memory" or "disk". ``memory_limit``: bytes that the process may
-    use, by default what the machine allows; a run that would exceed it is refused before it starts.
-    ``resume``: continue an interrupted run in ``target``; ``overwrite``: discard it, and replace an existing
-    checkpoint.
+    ``model``: the model whose weights are in the files of ``source``, built on the meta device; no more than one
+    block of it is in memory at a time. ``batches``: as ``calibrate`` of quantize_. ``dtype``: cast float tensors to
+    it first.
+    ``activations``: keep them in "memory" or on "disk" between blocks. ``memory_limit``: bytes that the process may
+    use, by default what the machine allows; a run that would need more is refused before it starts.
+    ``resume``: continue an interrupted run in ``target``; ``overwrite``: discard it, and replace the checkpoint that is
+    there. However often a run was interrupted, the resulting files are the same.
 
     ``processes``: the processes that share the work, each calling this with the same arguments (Processes.joined()).
-    ``arrangement``: for a model whose tensors have other names or are split differently than in the files; the
+    ``arrangement``: for a model that has the tensors under other names or in other pieces than the files; the
     checkpoint follows the model.
-
-    The resulting files are identical however often the run was killed and resumed.
     """
 
     def __init__(

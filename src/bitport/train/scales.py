@@ -41,9 +41,10 @@ LEARNED = "scales learned"
 
 
 def learn_scales_(model: nn.Module) -> Plan:
-    """Train the scales of the quantized weights of ``model``, with fixed codes: this adapts the result of any algorithm
-    or library, with a fraction of the memory of training the weights. Create the optimizer afterwards;
-    :func:`convert_` ends the training. Returns which weights this applies to, and why not to the others.
+    """Make the scales of the quantized weights of ``model`` trainable, while their codes stay: this improves the
+    result of any algorithm or library, with a fraction of the memory that training the weights takes. Create the
+    optimizer afterwards; :func:`convert_` ends the training. Returns which weights that concerns, and why not the
+    others.
 
     Parameters that are not quantized are unaffected, and trained if they require a gradient.
     """
