@@ -246,7 +246,7 @@ def naming_notes(
 
 
 def summary(report: Report) -> str:
-    """One line per scheme and algorithm, and per reason for not quantizing."""
+    """One line per scheme and algorithm, and per reason of what is left. The size of tied weights counts once."""
     groups: dict[tuple[str, str], list[LayerReport]] = {}
     for layer in report.layers:
         how = "" if layer.algorithm in (None, "rtn") else f" by {layer.algorithm}"
@@ -254,8 +254,11 @@ def summary(report: Report) -> str:
     rows = []
     for (scheme, reason), layers in groups.items():
         errors = [layer.sqnr for layer in layers if layer.sqnr is not None]
-        sizes = f"{size(sum(x.bytes_before for x in layers))} -> {size(sum(x.bytes_after for x in layers))}"
-        rows.append((scheme, f"{len(layers)}", sizes, f"{min(errors):.1f} dB" if errors else "", reason))
+        own = [layer for layer in layers if not layer.tied]
+        sizes = f"{size(sum(x.bytes_before for x in own))} -> {size(sum(x.bytes_after for x in own))}" if own else ""
+        tied = f"{len(layers) - len(own)} tied" if len(own) < len(layers) else ""
+        count = " + ".join(filter(None, (f"{len(own)}" if own else "", tied)))
+        rows.append((scheme, count, sizes, f"{min(errors):.1f} dB" if errors else "", reason))
     total = f"all tensors: {size(report.bytes_before)} -> {size(report.bytes_after)}{report.run_text()}"
     return table(("scheme", "weights", "size", "lowest SQNR", "why not"), rows) + "\n" + total
 
