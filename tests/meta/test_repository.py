@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,28 @@ def test_links_resolve(name: str) -> None:
     path = MARKDOWN[name]
     links = [link for link in LINK.findall(path.read_text()) if "://" not in link and not link.startswith("#")]
     assert [link for link in links if not (path.parent / link.split("#")[0]).exists()] == []
+
+
+def anchors(path: Path) -> set[str]:
+    """Of its headings, as GitHub names them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    seen: Counter[str] = Counter()
+    found = set()
+    for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        slug = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_links_to_headings_resolve(name: str) -> None:
+    path = MARKDOWN[name]
+    for link in LINK.findall(path.read_text()):
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        if anchor and "://" not in link and target.suffix == ".md":
+            assert anchor in anchors(target), f"{link}: no such heading"
 
 
 @pytest.mark.parametrize("name", MARKDOWN)
