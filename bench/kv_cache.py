@@ -212,17 +212,17 @@ def told(head: Row) -> str:
     return f"Run {head['run']}, commit {head['commit']}: {where}; other processes used {head['busy']} cores."
 
 
-INTRODUCTION = """# Figures of the quantized cache
+INTRODUCTION = """# The quantized key-value cache in figures
 
-What [the quantized cache of keys and values](kv-cache.md) costs and saves: `python -m bench.kv_cache --json` measures,
+The cost and savings of [the quantized key-value cache](kv-cache.md): `python -m bench.kv_cache --json` measures,
 `python -m bench.kv_cache --page` writes this page; nothing in it is typed by hand.
 
-*One query*: attention of one new token over a layer's cache, in milliseconds, and how many times as fast that is as
-torch's own over bf16, in the same turn; *bytes per token* are those of keys and values in one layer. *One more
-token*: the time to add it. With one thread it is the time of that thread. *Predictions*: the bundled model on
-{tokens} tokens of its text, in windows of {window} that are read {step} tokens at a time, beside the same with
-floats; *part of bf16* is the size after a whole window. It is a small model of an easy language, with heads of 64:
-compare formats by it, and measure your own model with `bitport eval --kv-cache`.
+*One query*: attention of one new token over a layer's cache, in milliseconds, and the speedup over torch's own
+attention over bf16, in the same turn; *bytes per token* are those of keys and values in one layer. *One more token*:
+the time to add it. With one thread it is the time of that thread. *Predictions*: the bundled model on {tokens} tokens
+of its text, in windows of {window} that are read {step} tokens at a time, compared with a float cache; *part of bf16*
+is the size after a whole window. It is a small model of an easy language, with heads of 64: use it to compare
+formats, and measure your own model with `bitport eval --kv-cache`.
 """
 
 

@@ -188,15 +188,15 @@ def _markdown(rows: list[Row]) -> str:
     return markdown.table(titles, lines, words=range(len(titles)))
 
 
-INTRODUCTION = f"""# Figures in vLLM
+INTRODUCTION = f"""# vLLM in figures
 
-What [vLLM with bitport's kernels](vllm.md) makes of a Llama of random weights on a CPU: `make bench-vllm` measures and
-writes this page; nothing in it is typed by hand.
+The speed of [vLLM with bitport's kernels](vllm.md) on a CPU, for a Llama with random weights: `make bench-vllm`
+measures and writes this page; nothing in it is typed by hand.
 
-*Prompt*: {PROMPT} tokens read, until the first new one. *At once*: tokens per second of so many texts together. *Load*:
-until the model is ready, compiling included. In brackets: how many times as fast as bf16 in the same turn.
-Rows with the kernels of vLLM have the very numbers of the row of bitport with the same weights, written by `bitport
-convert`. The head and the lookup are bf16 everywhere."""
+*Prompt*: time to the first token after a prompt of {PROMPT} tokens. *At once*: tokens per second of that many texts
+together. *Load*: until the model is ready, compiling included. In brackets: the speedup over bf16 in the same turn.
+Rows with vLLM's kernels have exactly the weights of bitport's row, written by `bitport convert`. The head and the
+embedding are bf16 everywhere."""
 
 
 def main() -> None:

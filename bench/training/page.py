@@ -14,15 +14,15 @@ PAGE = "training-figures.md"
 
 INTRODUCTION = """# Training in figures
 
-What `bitport.train` ([training.md](training.md)) costs and brings. `make bench-training` measures and writes this page;
+The cost and gain of `bitport.train` ([training.md](training.md)). `make bench-training` measures and writes this page;
 nothing in it is typed by hand.
 """
 STEPS = """## A step
 
-Forward and backward pass of an MLP (1024 x 4096 and back) in bfloat16 as a part of bfloat16's own, median over rounds
-in which every candidate takes its turn, none of them compiled: below 1 is faster. With *gradients* both passes are in
-low precision. *torchao*: its quantization-aware training, and its float8 training emulated, since a CPU has no float8
-products.
+Forward and backward pass of an MLP (1024 x 4096 and back) in bfloat16, relative to bfloat16 without quantization,
+median over rounds in which every candidate takes its turn, none of them compiled: below 1 is faster. With *gradients*
+both passes are in low precision. *torchao*: its quantization-aware training, and its float8 training emulated, since
+a CPU has no float8 products.
 """
 SCHEMES = """## For a scheme
 
