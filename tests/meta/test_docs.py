@@ -27,7 +27,7 @@ from bitport.schemes import KINDS, Recipe
 from bitport.schemes.presets import SUFFIXES
 from bitport.tensor.qtensor import PARTS
 
-from .tree import ROOT, files, table
+from .tree import PACKAGE, ROOT, files, table
 
 DOCS = ROOT / "docs"
 
@@ -233,6 +233,18 @@ def test_what_is_said_of_an_h100_is_what_was_recorded() -> None:
     assert int4["text_prefill"] < 1
     assert int4["audio_encoder"] < 1
     assert [line for line in timed if line["candidate"] in ("int8", "fp8-row") and line["speedup"] > 1.02] == []
+
+
+OF_OTHERS = ("no file named model.safetensors", "Weights only load failed", "Couldn't swap Linear.weight", "KeyError")
+"""Errors of PyTorch and transformers, in the first column of what to do about errors."""
+
+
+def test_errors_of_bitport_that_are_quoted_are_raised() -> None:
+    source = "\n".join(path.read_text() for path in files(".py") if path.is_relative_to(PACKAGE))
+    quoted = [re.findall(r"`(.+?)`", cell)[0] for cell, _ in table("troubleshooting.md", "message")]
+    for message in [each for each in quoted if each not in OF_OTHERS]:
+        pieces = [piece.strip() for piece in re.split(r"\.\.|'x'|aten\.x", message)]
+        assert [piece for piece in pieces if piece not in source] == [], message
 
 
 def test_the_decision_for_few_ops_lists_them() -> None:
