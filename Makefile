@@ -1,11 +1,11 @@
-# One virtual environment, made from python3 alone. Every target below works in a fresh clone.
+# One virtual environment, created from python3. Every target below works in a fresh clone.
 #
 #   make demo                        quantize a small language model and compare
 #   make test                        the test suite
-#   make sanitize                    the native kernels under the address and the undefined behaviour sanitizer; needs a
-#                                    C++ compiler alone (SANITIZERS=thread: for races)
+#   make sanitize                    the native kernels under the address and undefined behaviour sanitizers; needs only
+#                                    a C++ compiler (SANITIZERS=thread: for races)
 #   make test-arm                    the same for 64-bit ARM, in an emulator
-#   make runner                      the program that runs exported packages without Python
+#   make runner                      the program that runs exported packages without Python; needs cmake too
 #   make TORCH=torch demo            another build of torch: any requirement that pip understands, also with the
 #                                    options of its index before it (TORCH="--index-url URL torch")
 #   make PYTHON=python3.12 VENV=/tmp/bitport-env test

@@ -57,9 +57,11 @@ def tune() -> Iterator[str]:
 def describe() -> list[str]:
     """Describe the native kernels for ``bitport doctor``."""
     if isinstance(LIBRARY, native.Library):
-        measured = "measured here (bitport tune)" if crossovers.MOST_ROWS else "by default; bitport tune measures it"
+        measured = (
+            "as measured here by bitport tune" if crossovers.MOST_ROWS else "by default; bitport tune would measure it"
+        )
         lines = [
-            f"native kernels: {LIBRARY.isa_name}, of {', '.join(LIBRARY.available)}",
+            f"native kernels: {LIBRARY.isa_name} (this processor runs {', '.join(LIBRARY.available)})",
             f"choice between native and dense_mm: {measured}" if LIBRARY.multiplies else NO_PRODUCTS,
         ]
         if NOT_AT_DISPATCHER:
