@@ -9,7 +9,7 @@
     )
     pipe = DiffusionPipeline.from_pretrained(name, quantization_config=parts)
 
-Importing this module registers both with diffusers, and with transformers, which loads the text encoders.
+Importing this module registers bitport with diffusers, and with transformers, which loads the text encoders.
 """
 
 from __future__ import annotations

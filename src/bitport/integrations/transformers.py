@@ -6,8 +6,8 @@ the whole float model in memory::
     model = AutoModelForCausalLM.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(name, quantization_config=BitportConfig("int4"))
 
-The first is equivalent to ``load_model(directory)``, the second to ``quantize_(model, "int4")``, weight by weight.
-Importing this module registers both with transformers.
+The first loads what ``load_model(directory)`` loads, the second makes what ``quantize_(model, "int4")`` makes,
+weight by weight. Importing this module registers bitport with transformers.
 """
 
 from __future__ import annotations

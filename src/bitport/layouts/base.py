@@ -74,7 +74,7 @@ class Layout(Protocol):
 WHOLE = ("name", "devices", "data_ndim", "expects", "refuses", "pack", "unpack")
 """The members a layout must have: all but ``weight_only``."""
 LAYOUTS: dict[str, Layout] = {}
-"""By name: every layout that is registered."""
+"""Every registered layout, by name."""
 
 
 def register_layout(layout: Layout) -> None:

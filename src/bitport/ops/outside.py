@@ -1,5 +1,5 @@
-"""Devices of other libraries, whose tensors never reach PyTorch's dispatcher. Neither the dispatcher nor the tables of
-kernels and layouts know what computes there, so their backend describes it."""
+"""Devices of other libraries, such as torchax, whose tensors PyTorch's dispatcher never sees: not the tables of kernels
+and layouts, but their backend says what computes there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Outside:
 
 
 OUTSIDE: dict[str, Callable[[], Outside]] = {}
-"""Device type -> function that imports the library, or raises DeviceError; filled by backends."""
+"""By device type: a function that imports the library and describes the device, or raises DeviceError. Backends add
+theirs."""
 
 
 def outside(device: torch.device | str | int) -> Outside | None:

@@ -93,7 +93,7 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
-"""By name: every op that is declared."""
+"""Every op, by name."""
 
 
 def as_given(kernel: Callable[..., Any]) -> Callable[..., Any]:
