@@ -150,7 +150,7 @@ AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
 bool fuses(const BitportTiles& w, int64_t m) { return m <= kVectorRows || (m <= kFusedRows && has_long_groups(w, 2 * kDepth)); }
 
 bool fuses_blocks(const BitportTiles& w, int64_t m) {
-  return m <= kVectorRows && !w.zero && groups_of(w) == ceil_div(w.k, kScaled);
+  return m <= kVectorRows && !w.zero && smaller(w.group, w.k) == smaller(kScaled, w.k);
 }
 
 void end() { _mm_sfence(); }   // fences non-temporal stores
