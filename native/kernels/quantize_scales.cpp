@@ -121,7 +121,7 @@ void Scales::choose_some(const Range* ranges, int64_t count, void* scales, void*
     for (int64_t i = 0; i < count; ++i) scale[i] = defined(clamp(amax[i] / largest, smallest, highest), amax[i]);
     keep(scale, count, scales, f_.scale_type, at);
   } else {
-    const float most = steps_of(f_), end = end_;
+    const float most = steps_of(f_), middle = (most + 1) / 2, end = end_;
     float below[kAtOnce], above[kAtOnce];
     for (int64_t i = 0; i < count; ++i) bits[i] = ranges[i].negative;
     floats_of(bits, count, type_, below);
@@ -135,7 +135,7 @@ void Scales::choose_some(const Range* ranges, int64_t count, void* scales, void*
     keep(scale, count, scales, f_.scale_type, at);
     for (int64_t i = 0; i < count; ++i) {
       const float zero = below[i] / scale[i];
-      offset[i] = zero > 0 ? (zero < most ? zero : most) : 0;   // NaN: 0
+      offset[i] = amax[i] == 0 ? middle : zero > 0 ? (zero < most ? zero : most) : 0;   // NaN: 0
     }
     if (f_.zero_type == BITPORT_U8)
       for (int64_t i = 0; i < count; ++i) offset[i] = (offset[i] + 0x1.8p23f) - 0x1.8p23f;   // an integer, ties to even

@@ -136,6 +136,20 @@ def test_one_number_far_above_the_others(isa: str, scheme: str, m: int, size: fl
     assert sqnr(exact, y) > 50
 
 
+@DTYPES
+@pytest.mark.parametrize("scheme", ["int8-asym", "int4-fzero", "int2-g32"])
+def test_rows_of_zeros(isa: str, scheme: str, dtype: torch.dtype) -> None:
+    """Their scale is 1, far above that of any other row: the difference of two sums of numbers up to 128 times as large
+    as those of x would be seen beside other outputs."""
+    generator = torch.Generator().manual_seed(9)
+    weight = torch.randn(40, 4096, generator=generator) / 64
+    weight[3] = weight[35] = 0
+    packed = bp.quantize_tensor(weight.to(dtype), scheme).to_layout("cpu_tiles")
+    for m in (1, 3, 5, 20, 70):
+        y = F.linear(torch.randn(m, 4096, generator=generator).to(dtype), packed)
+        assert not y[:, [3, 35]].any()
+
+
 @pytest.mark.parametrize("size", [100, 1e3, 1e4, 1e5])
 @pytest.mark.parametrize("k", [16, 48, 64, 128, 512, 4096])
 @pytest.mark.parametrize("scheme", ["int4", "int8"])

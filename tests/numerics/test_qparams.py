@@ -110,7 +110,7 @@ def test_zero_point_range_includes_zero() -> None:
     assert scale.flatten().tolist() == [1.0, 1.0, 1.0, 1.0, 1.0]
     assert zero is not None
     assert zero.dtype == torch.uint8
-    assert zero.flatten().tolist() == [0, 3, 1, 2, 0]
+    assert zero.flatten().tolist() == [0, 3, 1, 2, 2]
     scale, zero, _ = choose_qparams(torch.tensor([[-1.0, 2.5]]), Format(dtype="int2", zero="float"))
     assert zero is not None
     assert zero.item() == pytest.approx(1 / (3.5 / 3), rel=2**-22)
@@ -181,6 +181,7 @@ def test_zeros_are_exactly_zero(fmt: Format) -> None:
     assert not dequantize(q, fmt, 2, 12)[:, 4:8].any()
     expected = 2.0**-127 if fmt.scale == "e8m0" else 0.0 if fmt.dtype == "int1" and fmt.zero == "none" else 1.0
     assert q.scale[:, 1].float().tolist() == [expected] * 2
+    assert q.zero is None or q.zero[:, 1].float().tolist() == [2.0 ** (fmt.number.bits - 1)] * 2
     assert not dequantize(quantize(torch.zeros(2, 12), fmt), fmt, 2, 12).any()
 
 

@@ -11,7 +11,9 @@
 
 Edge cases are all defined:
 
-    all zero                 scale 1 (e8m0: its smallest, 2^-127; types without a code for zero, like int1: 0)
+    all zero                 scale 1 (e8m0: its smallest, 2^-127; types without a code for zero, like int1: 0), and zero
+                             point 2^(b-1): kernels that count codes from there multiply by zeros alone; with another
+                             they would take the difference of two sums, rounded apart, for the product
     a NaN or infinity in it  scale NaN: the block reads as NaN, the other blocks are untouched
     scale underflows         the scale dtype's smallest positive value
     scale overflows          the scale dtype's largest value: the block clips
@@ -89,6 +91,7 @@ def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     scale = _stored(_divide(high / 2 - low / 2, steps / 2), amax, 1.0, x.dtype, fmt)
     zero = (0 - low) / scale.to(torch.float32)  # not -low, which would give -0.0
     zero = torch.where(zero.isnan(), 0, zero.clamp(0, steps))
+    zero = torch.where(amax == 0, (steps + 1) // 2, zero)
     if fmt.zero == "int":
         return scale, round_to_int(zero).to(torch.uint8)
     return scale, zero.to(scale.dtype)

@@ -169,6 +169,7 @@ def _affine(x: Array, fmt: Format) -> tuple[Array, Array]:
     scale = _stored(divide(high / 2 - low / 2, steps / 2), amax, 1.0, x.dtype, fmt)
     zero = divide(-low, scale.astype(jnp.float32))
     zero = jnp.where(jnp.isnan(zero), 0, jnp.clip(zero, 0, steps))
+    zero = jnp.where(amax == 0, (steps + 1) // 2, zero)
     return scale, jnp.round(zero).astype(jnp.uint8) if fmt.zero == "int" else zero.astype(scale.dtype)
 
 
