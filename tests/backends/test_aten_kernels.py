@@ -21,7 +21,7 @@ from bitport.backends.cuda import int4pack_mm as cuda_int4pack_mm
 from bitport.backends.xpu import int4pack_mm as xpu_int4pack_mm
 from bitport.numerics import Quantized
 from bitport.ops import OPS, Sample, Weight
-from bitport.ops.samples import product_budget
+from bitport.ops.samples import apart, product_budget
 from tests.backends.products import CPU, products, shortfall
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -229,6 +229,21 @@ def test_a_bias_with_gaps_is_put_together(monkeypatch: pytest.MonkeyPatch) -> No
     *rest, bias = sample.args
     apart = torch.stack([bias, bias + 9], -1)[:, 0]
     assert shortfall(sample, scaled_mm.run(*rest, apart)) <= 0
+
+
+CUT = {"cpu-int8pack": "int8", "cpu-int_mm": "int8-dyn", "xpu-scaled_mm": "fp8-row"}
+
+
+@pytest.mark.parametrize(("name", "scheme"), [pytest.param(*each, marks=needs(*each)) for each in CUT.items()])
+def test_columns_that_were_cut_out(name: str, scheme: str) -> None:
+    """As one group of several: its scales, one a row, lie apart as far as those of all groups do."""
+    (run, refuses), layout, _, _ = KERNELS[name]
+    for sample in products(scheme, BF16, layout, n=48, k=256, m=5):
+        x, *weight, rest = sample.args[0], *sample.args[1:11], sample.args[11:]
+        args = (x, *apart(Weight(*weight)), *rest)
+        assert args[2].stride() == (2, 1)
+        assert refuses(*args) is None
+        assert shortfall(sample, run(*args)) <= 0
 
 
 REFUSALS: dict[str, tuple[str, str, torch.dtype, dict[int, Any], str]] = {

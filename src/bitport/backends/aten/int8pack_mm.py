@@ -26,4 +26,5 @@ def refuses(layout: str, *args: Any) -> str | None:
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
-    return finish(torch._weight_int8pack_mm(rows(x), data, scale.reshape(-1)), x, rest[-1])
+    scale = scale.reshape(-1).contiguous()  # of columns that were cut out they lie apart, which PyTorch overlooks
+    return finish(torch._weight_int8pack_mm(rows(x), data, scale), x, rest[-1])
