@@ -88,15 +88,15 @@ AVX2 void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
   const BitportTiles& w = *job.weight;
   const Unit<Meaning, Bits, How> unit{w, Meaning(w)};
   const float* const rows = static_cast<const float*>(job.rows) + job.at(row, 0);
-  const int64_t columns = steps_of(w) * 32, groups = groups_of(w);
+  const int64_t summed = summed_columns(w, false), pieces = pieces_of(w, summed);
   for (int64_t i = 0; i < R * 32; ++i) sum[i] = 0;
-  for (int64_t group = 0, k = 0; group < groups; ++group) {
+  for (Pieces piece(w, summed, 0); piece.begin < w.k; piece.next()) {
     Sums<R> sums[2];
     for (Sums<R>& half : sums)
       for (auto& of_row : half.of)
         for (auto& each : of_row) each[0] = each[1] = _mm256_setzero_ps();
-    for (const int64_t group_end = group + 1 < groups ? (group + 1) * w.group : columns; k < group_end;) {
-      const int64_t end = smaller(group_end, (k / 32 + 1) * 32);
+    for (int64_t k = piece.begin, last = piece.end < w.k ? piece.end : steps_of(w) * 32; k < last;) {
+      const int64_t end = smaller(last, (k / 32 + 1) * 32);
       const float* const step = rows + k / 32 * job.block * 32;
 #pragma GCC unroll 1
       for (int64_t half = 0; half < 2; ++half) {
@@ -118,12 +118,12 @@ AVX2 void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
       k = end;
     }
     for (int64_t half = 0; half < 2; ++half) {
-      const Affine by(w, tile, group, half);
+      const Affine by(w, tile, piece.group, half);
       for (int r = 0; r < R; ++r) {
         __m256 (*const all)[2] = sums[half].of[r], found[2];
         for (int j = 0; j < 2 && kApart == 2; ++j) all[0][j] = _mm256_add_ps(all[0][j], all[kApart - 1][j]);
         in_order(all[0][0], all[0][1], found);
-        const __m256 less = _mm256_set1_ps(w.zero ? job.sums[(row + r) * groups + group] : 0);
+        const __m256 less = _mm256_set1_ps(w.zero ? job.sums[(row + r) * pieces + piece.index] : 0);
         for (int j = 0; j < 2; ++j) {
           float* const to = sum + r * 32 + half * 16 + j * 8;
           const __m256 whole = _mm256_fnmadd_ps(less, by.shift[j], found[j]);

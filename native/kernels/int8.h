@@ -6,7 +6,6 @@
 // Rows with a zero point of their own: x = code - zero, and the sum of zero * weight over K is zero times the result
 // for an additional row of ones.
 #pragma once
-#include <numeric>
 #include "engine.h"
 #include "tiles.h"
 
@@ -30,46 +29,7 @@ constexpr int64_t kInt32Columns = 1 << 16;     // sums of 128 * 128 over this ma
 
 static inline int64_t int8_steps(const BitportTiles& w) { return ceil_div(w.k, kInt8Step); }
 
-// Iterates over the pieces of a row, from a column on, without divisions.
-struct Pieces {
-  const int64_t length, stretch, k;
-  int64_t index, group, begin, end;   // index: within the row
-
-  // column: the start of a piece
-  Pieces(const BitportTiles& w, int64_t stretch, int64_t column)
-      : length(w.group < w.k ? w.group : w.k), stretch(stretch), k(w.k), index(count(length, stretch, column)),
-        group(length ? column / length : 0), begin(column), next_group((group + 1) * length),
-        next_stretch((column / stretch + 1) * stretch) {
-    cut();
-  }
-  void next() {
-    if (end == next_group) { ++group; next_group += length; }
-    if (end == next_stretch) next_stretch += stretch;
-    begin = end;
-    ++index;
-    cut();
-  }
-
-  // The number of pieces that begin before a column: at multiples of either length.
-  static int64_t count(int64_t length, int64_t stretch, int64_t column) {
-    if (!column || length % stretch == 0) return ceil_div(column, stretch);
-    if (stretch % length == 0) return ceil_div(column, length);
-    return ceil_div(column, length) + ceil_div(column, stretch) - ceil_div(column, std::lcm(length, stretch));
-  }
-
- private:
-  int64_t next_group, next_stretch;
-  void cut() {
-    const int64_t first = next_group < next_stretch ? next_group : next_stretch;
-    end = first < k ? first : k;
-  }
-};
-
-static inline int64_t pieces_of(const BitportTiles& w, int64_t stretch) {
-  return Pieces::count(w.group < w.k ? w.group : w.k, stretch, w.k);
-}
-
-// 1-bit codes have no middle code: they mean -1/2 and 1/2.
+// One bit has no code in the middle: -1/2 and 1/2.
 static inline int32_t center(const BitportTiles& w) { return w.bits == 1 ? 0 : 1 << (w.bits - 1); }
 static inline bool has_shift(const BitportTiles& w) { return w.zero || w.bits == 1; }
 

@@ -27,7 +27,8 @@ struct Call : Product {
 
   static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
   bool late() const { return engine.look_up && groups_of(weight) == 1; }
-  size_t item() const { return engine.bf16 ? 2 : 4; }   // bytes per element of a laid-out row
+  int64_t summed() const { return summed_columns(weight, engine.bf16); }
+  size_t item() const { return engine.bf16 ? 2 : 4; }   // of a row that is laid out
   size_t row_bytes() const { return size_t(steps_of(weight)) * 32 * item(); }
   Sweep plan() const {
     return {m,      tiles_of(weight), steps_of(weight) * 32, engine.depth, row_bytes(), item(), panel_bytes(),
@@ -55,11 +56,11 @@ struct Call : Product {
 
   template <class Number>
   void sum_up(int64_t row, const Number& number) const {
-    for (int64_t g = 0, k = 0; k < weight.k; ++g) {
+    float* const to = sums_of_x + row * pieces_of(weight, summed());
+    for (Pieces piece(weight, summed(), 0); piece.begin < weight.k; piece.next()) {
       float part[8] = {};
-      for (const int64_t end = k + smaller(weight.group, weight.k - k); k < end; ++k) part[k & 7] += number(k);
-      sums_of_x[row * groups_of(weight) + g] =
-          ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+      for (int64_t k = piece.begin; k < piece.end; ++k) part[k & 7] += number(k);
+      to[piece.index] = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
     }
   }
 
@@ -163,7 +164,7 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const flo
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
   const int64_t apart = fused ? 0 : call.plan().rows_apart();   // rows that each thread lays out in its own memory
   const size_t row_bytes = aligned(size_t(ceil_div(m - apart, block)) * block * call.row_bytes());
-  const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(m * groups_of(w)) * 4) : 0;
+  const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(m * pieces_of(w, call.summed())) * 4) : 0;
   char* memory = call_buffer.need(row_bytes + sum_bytes + (product.bias ? size_t(w.n) * 4 : 0));
   if (!memory) return kNoMemory;
   if (sum_bytes) call.sums_of_x = reinterpret_cast<float*>(memory + row_bytes);

@@ -46,15 +46,15 @@ void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
   const BitportTiles& w = *job.weight;
   const Lines<Meaning, Bits> lines(w);
   const float* const rows = static_cast<const float*>(job.rows) + job.at(row, 0);
-  const int64_t columns = steps_of(w) * 32, groups = groups_of(w);
+  const int64_t summed = summed_columns(w, false), pieces = pieces_of(w, summed);
   for (int64_t i = 0; i < R * 32; ++i) sum[i] = 0;
-  for (int64_t group = 0, k = 0; group < groups; ++group) {
+  for (Pieces piece(w, summed, 0); piece.begin < w.k; piece.next()) {
     Half halves[2];
     for (Half& half : halves)
       for (auto& of_row : half.of)
         for (float32x4_t& v : of_row) v = vdupq_n_f32(0);
-    for (const int64_t group_end = group + 1 < groups ? (group + 1) * w.group : columns; k < group_end;) {
-      const int64_t end = smaller(group_end, (k / 32 + 1) * 32);
+    for (int64_t k = piece.begin, piece_end = piece.end < w.k ? piece.end : steps_of(w) * 32; k < piece_end;) {
+      const int64_t end = smaller(piece_end, (k / 32 + 1) * 32);
       const uint8_t* const codes = tile_at(w, tile, k / 32);
       const float* const step = rows + k / 32 * job.block * 32;
       for (int64_t half = 0; half < 2; ++half) {
@@ -69,9 +69,9 @@ void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
       k = end;
     }
     for (int64_t half = 0; half < 2; ++half) {
-      const Affine by(w, tile, group, half);
+      const Affine by(w, tile, piece.group, half);
       for (int r = 0; r < R; ++r) {
-        const float32x4_t less = vdupq_n_f32(w.zero ? job.sums[(row + r) * groups + group] : 0);
+        const float32x4_t less = vdupq_n_f32(w.zero ? job.sums[(row + r) * pieces + piece.index] : 0);
         for (int j = 0; j < 4; ++j) {
           float* const to = sum + r * 32 + half * 16 + j * 4;
           const float32x4_t found = vfmsq_f32(halves[half].of[r][j], less, by.shift[j]);

@@ -1,5 +1,6 @@
 // Positions of single codes in a tile (layout in bitport_kernels.h), and the number of tiles and groups.
 #pragma once
+#include <numeric>
 #include "bitport_kernels.h"
 
 namespace bitport {
@@ -20,7 +21,47 @@ static inline int64_t group_of(const BitportTiles& w, int64_t column) {
   return group < last ? group : last;
 }
 
-// Whether the 32 columns of a step can span two groups; if so, the first 16 and the last 16 may differ.
+// The pieces of a row from a column on, one after another: its groups, cut where a stretch of K ends. What a walk needs no
+// division for.
+struct Pieces {
+  const int64_t length, stretch, k;
+  int64_t index, group, begin, end;   // index: among those of the row
+
+  // column: where a piece begins
+  Pieces(const BitportTiles& w, int64_t stretch, int64_t column)
+      : length(w.group < w.k ? w.group : w.k), stretch(stretch), k(w.k), index(count(length, stretch, column)),
+        group(length ? column / length : 0), begin(column), next_group((group + 1) * length),
+        next_stretch((column / stretch + 1) * stretch) {
+    cut();
+  }
+  void next() {
+    if (end == next_group) { ++group; next_group += length; }
+    if (end == next_stretch) next_stretch += stretch;
+    begin = end;
+    ++index;
+    cut();
+  }
+
+  // Pieces that begin before a column: a multiple of one length, or of the other, or of both.
+  static int64_t count(int64_t length, int64_t stretch, int64_t column) {
+    if (!column || length % stretch == 0) return ceil_div(column, stretch);
+    if (stretch % length == 0) return ceil_div(column, length);
+    return ceil_div(column, length) + ceil_div(column, stretch) - ceil_div(column, std::lcm(length, stretch));
+  }
+
+ private:
+  int64_t next_group, next_stretch;
+  void cut() {
+    const int64_t first = next_group < next_stretch ? next_group : next_stretch;
+    end = first < k ? first : k;
+  }
+};
+
+static inline int64_t pieces_of(const BitportTiles& w, int64_t stretch) {
+  return Pieces::count(w.group < w.k ? w.group : w.k, stretch, w.k);
+}
+
+// Whether the 32 columns of a step may lie in two groups: then its first and last 16 differ.
 static inline bool splits_steps(const BitportTiles& w) { return w.group % 32 && w.group < w.k; }
 
 static inline const uint8_t* tile_at(const BitportTiles& w, int64_t tile, int64_t step) {

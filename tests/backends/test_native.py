@@ -18,7 +18,7 @@ from bitport.backends.cpu.dispatcher import TORCH
 from bitport.backends.cpu.native import ISAS, Library
 from bitport.errors import KernelError
 from bitport.numerics import NUMBER_TYPES, dequantize, pack_bits, quantize, sqnr
-from bitport.ops import OPS, Impl, decide, use_kernel
+from bitport.ops import OPS, Impl, decide, samples, use_kernel
 from bitport.ops.reference import value_of
 from bitport.ops.select import IMPLS
 from bitport.schemes import preset
@@ -139,6 +139,18 @@ def test_rows_of_zeros(isa: str, scheme: str, dtype: torch.dtype) -> None:
     for m in (1, 3, 5, 20, 70):
         y = F.linear(torch.randn(m, 4096, generator=generator).to(dtype), packed)
         assert not y[:, [3, 35]].any()
+
+
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("scheme", ["int8-asym", "int4-channel-asym"])
+def test_zeros_of_long_rows(isa: str, scheme: str, m: int) -> None:
+    """Inputs about 1: sums of codes times them, from which those times the zero point are subtracted, grow with K, and
+    what is left with its root."""
+    generator = torch.Generator().manual_seed(11)
+    packed = bp.quantize_tensor(torch.randn(64, 4096, generator=generator), scheme).to_layout("cpu_tiles")
+    x = 1 + torch.randn(m, 4096, generator=generator) / 10
+    exact = x.double() @ packed.dequantize(torch.float32).double().T
+    assert sqnr(exact, F.linear(x, packed)) > samples.product_budget(FP32, 4096, m * 64)
 
 
 @pytest.mark.parametrize("size", [100, 1e3, 1e4, 1e5])
