@@ -37,8 +37,8 @@ constexpr int64_t kBehindPanel = 256;   // scratch bytes after a panel, for the 
 // rows; the rest of it is undefined.
 struct Job {
   const BitportTiles* weight;
-  void* rows;          // float32 or bfloat16, as the engine asks
-  const float* sums;   // [m][pieces]: sums of x over each, where the weight has a zero and scales act on sums
+  void* rows;          // float32 or bfloat16, as Engine::bf16 says
+  const float* sums;   // [m][pieces]: sums of x over each piece, if the weight has a zero and scales are applied to sums
   int64_t m, block;
   const float* scales = nullptr;   // [ceil(k / kScaled)][m]: scales of x, for engines whose multiply() applies them
   int64_t first = 0;               // the row at which `rows` begins, a multiple of the block
@@ -55,12 +55,12 @@ struct Panel {
   void* data;
 };
 
-// A piece, over which x is summed where scales act on sums, is a group; with a zero and in float32 one of so many columns at
-// most. What the zero takes off may be many times what is left, and the longer the sums, the more of that is their rounding.
+// x is summed over pieces if scales are applied to sums: a piece is a group, cut to at most this many columns if x is float32
+// and the weight has a zero. The zero may subtract many times the result, so the rounding error of long sums counts.
 static inline int64_t summed_columns(const BitportTiles& w, bool bf16) { return w.zero && !bf16 ? 256 : kMost; }
 
-// Calls work(row, count) on rows from 0 on, cut where a block ends, and between into as few parts of at most `most`, and as
-// even ones, as can be.
+// Calls work(row, count) on rows from 0 on. Parts never cross a block boundary; each block is split as evenly as
+// possible into the fewest parts of at most `most` rows.
 template <class Work>
 void by_few(int64_t rows, int64_t block, int64_t most, const Work& work) {
   for (int64_t row = 0; row < rows;) {

@@ -29,7 +29,7 @@ constexpr int64_t kInt32Columns = 1 << 16;     // sums of 128 * 128 over this ma
 
 static inline int64_t int8_steps(const BitportTiles& w) { return ceil_div(w.k, kInt8Step); }
 
-// One bit has no code in the middle: -1/2 and 1/2.
+// 1-bit codes have no middle code: they mean -1/2 and 1/2.
 static inline int32_t center(const BitportTiles& w) { return w.bits == 1 ? 0 : 1 << (w.bits - 1); }
 static inline bool has_shift(const BitportTiles& w) { return w.zero || w.bits == 1; }
 

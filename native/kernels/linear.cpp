@@ -28,7 +28,7 @@ struct Call : Product {
   static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
   bool late() const { return engine.look_up && groups_of(weight) == 1; }
   int64_t summed() const { return summed_columns(weight, engine.bf16); }
-  size_t item() const { return engine.bf16 ? 2 : 4; }   // of a row that is laid out
+  size_t item() const { return engine.bf16 ? 2 : 4; }   // bytes per element of a laid-out row
   size_t row_bytes() const { return size_t(steps_of(weight)) * 32 * item(); }
   Sweep plan() const {
     return {m,      tiles_of(weight), steps_of(weight) * 32, engine.depth, row_bytes(), item(), panel_bytes(),

@@ -21,13 +21,12 @@ static inline int64_t group_of(const BitportTiles& w, int64_t column) {
   return group < last ? group : last;
 }
 
-// The pieces of a row from a column on, one after another: its groups, cut where a stretch of K ends. What a walk needs no
-// division for.
+// Iterates over the pieces of a row, its groups cut where a stretch of K ends, from a column on and without divisions.
 struct Pieces {
   const int64_t length, stretch, k;
-  int64_t index, group, begin, end;   // index: among those of the row
+  int64_t index, group, begin, end;   // index: within the row
 
-  // column: where a piece begins
+  // column: the start of a piece
   Pieces(const BitportTiles& w, int64_t stretch, int64_t column)
       : length(w.group < w.k ? w.group : w.k), stretch(stretch), k(w.k), index(count(length, stretch, column)),
         group(length ? column / length : 0), begin(column), next_group((group + 1) * length),
@@ -42,7 +41,7 @@ struct Pieces {
     cut();
   }
 
-  // Pieces that begin before a column: a multiple of one length, or of the other, or of both.
+  // The number of pieces that begin before a column: at multiples of either length.
   static int64_t count(int64_t length, int64_t stretch, int64_t column) {
     if (!column || length % stretch == 0) return ceil_div(column, stretch);
     if (stretch % length == 0) return ceil_div(column, length);
@@ -61,7 +60,7 @@ static inline int64_t pieces_of(const BitportTiles& w, int64_t stretch) {
   return Pieces::count(w.group < w.k ? w.group : w.k, stretch, w.k);
 }
 
-// Whether the 32 columns of a step may lie in two groups: then its first and last 16 differ.
+// Whether the 32 columns of a step can span two groups; if so, the first 16 and the last 16 may differ.
 static inline bool splits_steps(const BitportTiles& w) { return w.group % 32 && w.group < w.k; }
 
 static inline const uint8_t* tile_at(const BitportTiles& w, int64_t tile, int64_t step) {

@@ -12,8 +12,8 @@
 Edge cases are all defined:
 
     all zero                 scale 1 (e8m0: its smallest, 2^-127; types without a code for zero, like int1: 0), and zero
-                             point 2^(b-1): kernels that count codes from there multiply by zeros alone; with another
-                             they would take the difference of two sums, rounded apart, for the product
+                             point 2^(b-1): kernels center codes there, so they multiply by zeros only; any other zero
+                             point would leave the difference of two sums that are rounded separately
     a NaN or infinity in it  scale NaN: the block reads as NaN, the other blocks are untouched
     scale underflows         the scale dtype's smallest positive value
     scale overflows          the scale dtype's largest value: the block clips

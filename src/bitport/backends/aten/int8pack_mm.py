@@ -26,5 +26,5 @@ def refuses(layout: str, *args: Any) -> str | None:
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
-    scale = scale.reshape(-1).contiguous()  # of columns that were cut out they lie apart, which PyTorch overlooks
+    scale = scale.reshape(-1).contiguous()  # a slice of columns has strides, which PyTorch ignores
     return finish(torch._weight_int8pack_mm(rows(x), data, scale), x, rest[-1])

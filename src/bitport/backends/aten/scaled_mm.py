@@ -35,6 +35,6 @@ def refuses(dtypes: tuple[torch.dtype, ...], *args: Any) -> str | None:
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     *_, act, act_scale, bias = rest
     q = rounded(x, act, act_scale)
-    bias = None if bias is None else bias.to(x.dtype).contiguous()  # its entries are read without a look at strides
+    bias = None if bias is None else bias.to(x.dtype).contiguous()  # the kernel ignores its strides
     y = torch._scaled_mm(q.data, data.t(), q.scale, scale.float().contiguous().t(), bias=bias, out_dtype=x.dtype)
     return y.reshape(*x.shape[:-1], y.shape[-1])
