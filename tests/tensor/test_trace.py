@@ -170,8 +170,9 @@ def test_inductor_dequantizes_scales_that_are_powers_of_two(scheme: str) -> None
     conv = quantize_tensor(torch.randn(16, 4, 3, 3), scheme, kind="conv")
     assert {each.bits_layout for each in (table, stack, conv)} == {"cpu_tiles"}
 
-    def run(x: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return table.dequantize() + 1, x @ stack.mT, F.conv2d(image, conv)
+    def run(x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+        pieces = F.linear(x, table[:48]), F.linear(x[..., :32], table[:, :32]), x @ stack[:, :48].mT
+        return table.dequantize() + 1, x @ stack.mT, F.conv2d(image, conv), *pieces
 
     inputs = torch.randn(3, 2, 96), torch.randn(1, 4, 8, 8)
     torch.compiler.reset()

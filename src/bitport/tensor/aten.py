@@ -13,6 +13,7 @@ from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized, number_type
 from bitport.tensor.borders import check_pieces, is_conv
+from bitport.tensor.forms import compilable
 from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import ATEN, INSTEAD, QTensor, unsupported
 
@@ -219,6 +220,7 @@ def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: 
         piece = q.replace(parts, matrix=matrix_of(q.scheme.weight, end - start, matrix.k), shape=shape)
         piece.piece_of_packed = q.piece_of_packed
         return piece
+    q = compilable(q)
     plain = q.plain()
     scales = (0, 1) if whole else (start // step, -(-end // step))
     cut = [
@@ -230,6 +232,7 @@ def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: 
 
 
 def _slice_columns(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: bool) -> QTensor:
+    q = compilable(q)
     matrix, plain = q.matrix, q.plain()
     kind, step = number_type(matrix.dtype), matrix.block_k
     if q.perm is not None:

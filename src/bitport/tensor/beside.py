@@ -3,20 +3,17 @@ with a single scale get one scale per row when concatenated."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized
-from bitport.numerics.codec import block_scale
 from bitport.numerics.packing import as_bytes
 from bitport.tensor.borders import is_conv
+from bitport.tensor.forms import by_rows, without_global
 from bitport.tensor.join import join
-from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import EXTRA, QTensor
 
 
@@ -43,33 +40,9 @@ def beside(pieces: Sequence[QTensor]) -> QTensor:
     plain = [piece.to_layout("plain") for piece in pieces]
     block = plain[0].scheme.weight.block[0]
     apart = block == 0 or any(piece.matrix.n % block for piece in plain[:-1])
-    plain = [_without_global(_by_rows(piece) if apart else piece) for piece in plain]
+    plain = [without_global(by_rows(piece) if apart else piece) for piece in plain]
     outputs = 0 if is_conv(plain[0]) else -1 if plain[0].transposed else -2
     return join(plain, outputs)
-
-
-def _by_rows(q: QTensor) -> QTensor:
-    """Repeat scales shared by several rows, so that each row has its own."""
-    n, fmt = q.matrix.n, q.scheme.weight
-    each = torch.arange(n, device=q.qdata.device) // q.matrix.block_n
-    zero = None if q.zero is None else q.zero[each]
-    return _in_format(
-        q, q.parts._replace(scale=as_bytes(q.scale)[each].view(q.scale.dtype), zero=zero), block=(1, fmt.block[1])
-    )
-
-
-def _without_global(q: QTensor) -> QTensor:
-    """Fold a global scale into the block scales: their float32 product, which is what dequantization uses anyway."""
-    if q.scale2 is None:
-        return q
-    parts = q.parts._replace(scale=block_scale(q.scale, q.scale2), scale2=None)
-    return _in_format(q, parts, scale="float32", global_scale=False)
-
-
-def _in_format(q: QTensor, parts: Quantized, **changes: Any) -> QTensor:
-    fmt = dataclasses.replace(q.scheme.weight, **changes)
-    scheme = dataclasses.replace(q.scheme, weight=fmt)
-    return q.replace(parts, scheme=scheme, matrix=matrix_of(fmt, q.matrix.n, q.matrix.k))
 
 
 def _shared(pieces: Sequence[QTensor], name: str) -> Tensor | None:

@@ -1,0 +1,46 @@
+"""The same numbers in another format, exactly: where the one a QTensor has does not allow what is done with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from bitport.numerics import Quantized
+from bitport.numerics.codec import block_scale, readable
+from bitport.numerics.packing import as_bytes
+from bitport.tensor.parts import matrix_of
+from bitport.tensor.qtensor import QTensor
+
+
+def by_rows(q: QTensor) -> QTensor:
+    """A scale over several rows as one for each; in the plain layout."""
+    q = compilable(q).to_layout("plain")
+    n, fmt = q.matrix.n, q.scheme.weight
+    each = torch.arange(n, device=q.qdata.device) // q.matrix.block_n
+    zero = None if q.zero is None else q.zero[each]
+    parts = q.parts._replace(scale=as_bytes(q.scale)[each].view(q.scale.dtype), zero=zero)
+    return _in_format(q, parts, block=(1, fmt.block[1]))
+
+
+def without_global(q: QTensor) -> QTensor:
+    """A global scale as a part of every scale: their product in float32, which is what either is multiplied by."""
+    if q.scale2 is None:
+        return q
+    parts = q.parts._replace(scale=block_scale(q.scale, q.scale2), scale2=None)
+    return _in_format(q, parts, scale="float32", global_scale=False)
+
+
+def compilable(q: QTensor) -> QTensor:
+    """Before a layout is undone: while a program is compiled, scales are what inductor makes loops over."""
+    parts = readable(q.parts) if torch.compiler.is_compiling() and q.bits_layout != "plain" else q.parts
+    if parts.scale.dtype == q.scale.dtype:
+        return q
+    return _in_format(q, parts, scale="float32", scale_rule="floor")
+
+
+def _in_format(q: QTensor, parts: Quantized, **changes: Any) -> QTensor:
+    fmt = dataclasses.replace(q.scheme.weight, **changes)
+    scheme = dataclasses.replace(q.scheme, weight=fmt)
+    return q.replace(parts, scheme=scheme, matrix=matrix_of(fmt, q.matrix.n, q.matrix.k))
