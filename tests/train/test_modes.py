@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import bitport
 from bitport.errors import ArgumentError
+from bitport.numerics import sqnr
 from bitport.schemes import preset
 from bitport.tensor import quantize_tensor
 from bitport.train import TrainedTensor, convert_, prepare_
@@ -95,6 +99,27 @@ def test_inference_mode_rounds_as_training_does() -> None:
         assert torch.allclose(model(x), want, atol=1e-5)
         assert type(model.state_dict()["conv.weight"]) is Tensor
     model(x).sum().backward()
+
+
+@pytest.mark.parametrize("given", ["keys", "keys and values"])
+@pytest.mark.parametrize("scheme", ["fp8-wo", "nvfp4-wo", "fp8-block"])
+def test_attention_to_something_else_is_rounded_as_the_whole(scheme: str, given: str) -> None:
+    """torch cuts its weight in three, also where one scale is for all of it, or blocks cross."""
+    attention = nn.MultiheadAttention(96, 4, batch_first=True)
+    prepare_(attention, dataclasses.replace(preset(scheme), act=""))
+    queries, keys = torch.randn(2, 5, 96), torch.randn(2, 7, 96)
+    values = torch.randn(2, 7, 96) if given == "keys and values" else keys
+    y = attention(queries, keys, values)[0]
+    y.square().sum().backward()
+    grad = attention.in_proj_weight.grad
+    assert type(grad) is Tensor
+    convert_(attention)
+    exact = bitport.dequantize_(copy.deepcopy(attention).double(), torch.float64).requires_grad_()
+    doubles = keys.double()
+    want = exact(queries.double(), doubles, doubles if values is keys else values.double())[0]
+    want.square().sum().backward()
+    assert sqnr(want, y) > 110  # float32: 2^-24 of a number, and of sums over some hundred
+    assert sqnr(exact.in_proj_weight.grad, grad) > 110
 
 
 VECTORS = {

@@ -18,7 +18,9 @@ from bitport.ops.product import linear, operand, run
 from bitport.ops.values import dense_rows, quantize_weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
 from bitport.tensor.aten import take_experts
+from bitport.tensor.borders import unit
 from bitport.tensor.exporting import recorded
+from bitport.tensor.forms import by_rows
 
 aten = torch.ops.aten
 
@@ -81,6 +83,27 @@ def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return conv
 
 
+def attention_by(rows_apart: Callable[[Any, int], Any]) -> Callable[..., Any]:
+    """Attention to something else cuts its weight in three, wherever blocks end: ``rows_apart`` makes of the weight,
+    and of the rows of a third, one that can be cut so."""
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, weight: Any, *rest: Any, **more: Any
+    ) -> Any:
+        if weight is not None and not (query is key and key is value):
+            weight = rows_apart(weight, width)
+        with torch._C.DisableTorchFunctionSubclass():
+            return F.multi_head_attention_forward(query, key, value, width, heads, weight, *rest, **more)
+
+    return attention
+
+
+def _rows_apart(weight: Any, width: int) -> Any:
+    """torch.export knows weights that are parameters, and pieces of these: it gets the error of a piece."""
+    cut = isinstance(weight, QTensor) and width % unit(weight, 0) != 0
+    return by_rows(weight) if cut and not torch.compiler.is_exporting() else weight
+
+
 TRACED_GROUPED_MM = "transformers::grouped_mm_fallback"
 """What transformers calls instead of F.grouped_mm when compiling with a dtype other than bfloat16."""
 FUNCTIONS.update(
@@ -99,6 +122,7 @@ FUNCTIONS.update(
         Tensor.mm: mm,
         Tensor.bmm: bmm,
         torch.einsum: einsum,
+        F.multi_head_attention_forward: attention_by(_rows_apart),
         torch.mv: mv,
         Tensor.mv: mv,
         torch.addmm: addmm,

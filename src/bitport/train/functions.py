@@ -15,9 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.ops.bags import embedding_bag
-from bitport.ops.functional import TRACED_GROUPED_MM
+from bitport.ops.functional import TRACED_GROUPED_MM, attention_by
 from bitport.ops.matmul import added
+from bitport.ops.values import quantize_weight
+from bitport.tensor import QTensor, matrix_of
+from bitport.tensor.forms import by_rows, without_global
 from bitport.train.experts import grouped_mm
+from bitport.train.fixed import fixed_of
 from bitport.train.product import linear
 from bitport.train.tensor import ATEN, FUNCTIONS, TrainedTensor, outside_of_products
 
@@ -58,6 +62,33 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
     return added(matmul(mat1, mat2), input, beta, alpha)
 
 
+class _RowsApart(torch.autograd.Function):
+    """The weight as it is rounded now, with a scale for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, w: TrainedTensor) -> TrainedTensor:
+        if w.quantized is not None:
+            apart = by_rows(w.quantized)
+            return w.with_value(apart, scheme=apart.scheme)
+        fmt, rows, shape = w.scheme.weight, w.rows(), (w.shape[0], w.shape[1])
+        parts = quantize_weight(rows, fmt) if w.fixed is None else w.fixed.rounded(rows, fmt)
+        q = QTensor(parts, w.scheme, shape=shape, dtype=w.dtype, matrix=matrix_of(fmt, *shape), pre_scale=w.pre_scale)
+        apart = without_global(by_rows(q))
+        return w.with_value(w.value.view_as(w.value), fixed_of(apart), scheme=apart.scheme)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _rows_apart(weight: Any, width: int) -> Any:
+    if not isinstance(weight, TrainedTensor):
+        return weight
+    fmt = weight.scheme.weight
+    block = 0 if fmt.global_scale else fmt.block[0]
+    return weight if block and width % block == 0 else _RowsApart.apply(weight)
+
+
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise outside_of_products(function.__name__)
@@ -68,6 +99,7 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
 FUNCTIONS.update(
     {F.linear: linear, F.embedding_bag: embedding_bag, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm}
 )
+FUNCTIONS[F.multi_head_attention_forward] = attention_by(_rows_apart)
 FUNCTIONS[TRACED_GROUPED_MM] = grouped_mm
 FUNCTIONS.update(
     {function: _matmul(function) for function in (torch.mm, torch.bmm, Tensor.mm, Tensor.bmm)}
