@@ -267,14 +267,23 @@ def damaged() -> list[tuple[str, object]]:
     ]
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize(("name", "tensor"), damaged())
-def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
-    tensors, _ = layer(32, 64, 4, 32)
+def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None, symmetric: bool) -> None:
+    tensors, _ = layer(32, 64, 4, 32, symmetric=symmetric)
     del tensors[name]
     if tensor is not None:
         tensors[name] = tensor
     with pytest.raises(BitportError):
-        read(gptq.Reader(config(4, 32), torch.float16), tensors)
+        read(gptq.Reader(config(4, 32, sym=symmetric), torch.float16), tensors)
+
+
+@pytest.mark.parametrize("groups", [0, 1, 3])
+def test_zero_points_that_symmetric_weights_do_not_need_are_as_many_as_scales(groups: int) -> None:
+    tensors, _ = layer(32, 64, 4, 32, symmetric=True)
+    tensors["m.qzeros"] = tensors["m.qzeros"][:1].repeat(groups, 1)
+    with pytest.raises(CheckpointError, match=rf"m.qzeros has zero points of {groups} groups.*are \[2, 32\]"):
+        read(gptq.Reader(config(4, 32, sym=True), torch.float16), tensors)
 
 
 def test_an_order_that_is_not_there_is_an_error() -> None:

@@ -124,7 +124,12 @@ class Reader(codec.Reader):
         if any(tensors[role].dim() != 2 for role in ("qweight", "qzeros", "scales")):
             raise CheckpointError(f"{weight.parts['qweight']}, its qzeros and its scales must be matrices")
         k, n = qweight.shape[0] * 32 // its.bits, qweight.shape[1]
-        zero = self._zero(qzeros, n, its.bits).t()
+        zero, scale = self._zero(qzeros, n, its.bits).t(), tensors["scales"].t()
+        if zero.shape != scale.shape:
+            raise CheckpointError(
+                f"{weight.parts['qzeros']} has zero points of {zero.shape[1]} groups, the scales of {n} columns are "
+                f"{[*tensors['scales'].shape]}"
+            )
         if zero.numel() and int(zero.max()) > 255:
             raise CheckpointError(f"{weight.parts['qzeros']} has the zero point 256: 8 bits end at 255")
         plain = its.symmetric and bool((zero == 1 << (its.bits - 1)).all())
@@ -133,7 +138,7 @@ class Reader(codec.Reader):
         if perm is not None:
             stream = pack_bits(unpack_bits(stream, its.bits, k)[:, perm.long()], its.bits)
         zeros = None if plain else zero.to(torch.uint8).contiguous()
-        parts = Quantized(stream, tensors["scales"].t().contiguous(), zeros, None)
+        parts = Quantized(stream, scale.contiguous(), zeros, None)
         fmt = Format(dtype=f"int{its.bits}", block=(1, its.group), zero="none" if plain else "int", scale="input")
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype, perm=perm)
 
