@@ -15,13 +15,14 @@ from bitport import plugins
 from bitport.algorithms import Algorithm, Transform, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.solving import Solving
+from bitport.arguments import counts_of
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.offloaded import refuse_offloaded
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import check_model, find_targets
 from bitport.numerics import FLOATS
-from bitport.ops.device import check_device
+from bitport.ops.device import check_device, check_present
 from bitport.report import LayerReport, Report
 from bitport.report.explain import Explanation, explain_layer
 from bitport.report.quantized import listed
@@ -56,6 +57,8 @@ def quantize_(
     """
     plugins.load()
     by, rules = algorithm_of(algorithm), Recipe.of(recipe)
+    if device is not None:
+        check_present(device)
     targets = find_targets(model)
     plan = rules.resolve(targets)
     by_name = {target.name: target for target in targets}
@@ -113,11 +116,12 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
     return model
 
 
-def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanation:
-    """For each quantized weight: scheme, layout, and for each number of input rows (tokens at once) the kernel that
-    will run and why each faster one is refused. For a sharded weight: for the shard of this process."""
+def explain(model: nn.Module, rows: int | Sequence[int] = (1, 64, 1024)) -> Explanation:
+    """For each quantized weight: scheme, layout, and for each number of rows the kernel that will run and why each
+    faster one was refused. For a sharded weight: for the shard of this process."""
     plugins.load()
     check_model(model)
+    counts = counts_of(rows)
     if any(is_sharded(param) for param in model.parameters()):
         refuse_fsdp(model, "explain", "it multiplies with gathered weights: call unshard() of its modules first")
     named = [(name, q) for name, param in model.named_parameters() if isinstance(q := own(param), QTensor)]
@@ -125,7 +129,7 @@ def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanatio
         _refuse_trained(model)
     kinds = {target.name: target.kind for target in find_targets(model)}
     return Explanation(
-        tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), tuple(rows)
+        tuple(explain_layer(name, kinds.get(name, "linear"), param, counts) for name, param in named), counts
     )
 
 

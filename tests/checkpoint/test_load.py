@@ -196,6 +196,14 @@ def test_a_compiled_model_is_the_one_that_it_wraps(tmp_path: Path) -> None:
     assert_same(other._orig_mod, model)
 
 
+def test_a_child_that_is_called_as_torch_compile_calls_it(tmp_path: Path) -> None:
+    """weight was added already."""
+    model = nn.Linear(4, 4)
+    model.add_module("_orig_mod", nn.Linear(4, 4))
+    with pytest.raises(ArgumentError, match=r"^weight and _orig_mod\.weight would both be weight.*another name$"):
+        bp.save(model, tmp_path)
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_each_name_that_is_missing_is_told_once(strict: bool, saved: Path) -> None:
     with pytest.raises(CheckpointError) as caught:

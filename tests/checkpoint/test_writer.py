@@ -128,7 +128,7 @@ def test_a_quantized_tensor_stands_for_what_is_read_again(tmp_path: Path) -> Non
 
 
 def test_shard_size_must_be_positive(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="at least 1 byte, not 0"):
+    with pytest.raises(ArgumentError, match=r"shard_size must be an amount of bytes, .* not 0$"):
         bp.save(nn.Linear(1, 1), tmp_path, shard_size=0)
 
 

@@ -43,3 +43,13 @@ def test_a_model_in_training_does_not_drop_by_chance(what: str) -> None:
 def test_dropout_of_nothing_is_none() -> None:
     model, x = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.0, batch_first=True).train(), torch.randn(2, 3, 64)
     assert torch.allclose(decomposed(model, (x,)).module()(x), model(x), atol=1e-5)
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_what_torch_cannot_trace_is_told_in_our_words_and_its_own() -> None:
+    with pytest.raises(ExportError, match=r"cannot trace Branches with.*data-dependent(?s:.*)numbers in tensors"):
+        decomposed(Branches(), (torch.ones(3),))

@@ -14,7 +14,7 @@ from .tree import imported, modules, part
 
 ORDER = (
     ("errors",),
-    ("plugins",),
+    ("plugins", "arguments"),
     ("numerics",),
     ("schemes", "layouts"),
     ("tensor",),

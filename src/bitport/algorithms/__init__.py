@@ -50,11 +50,18 @@ def algorithm(given: str | Algorithm | Transform | Sequence[str | Algorithm | Tr
     transforms, followed by at most one algorithm. A single transform is also accepted."""
     if isinstance(given, Sequence):
         steps = given.split("+") if isinstance(given, str) else given
-        return _chain([_step(step) if isinstance(step, str) else step for step in steps])
-    return given if isinstance(given, Algorithm) else _chain([given])
+        return _chain([_step(step) for step in steps])
+    step = _step(given)
+    return step if isinstance(step, Algorithm) else _chain([step])
 
 
-def _step(name: str) -> Algorithm | Transform:
+def _step(name: str | Algorithm | Transform) -> Algorithm | Transform:
+    if not isinstance(name, str):
+        if isinstance(name, type) or not isinstance(name, (Algorithm, Transform)):
+            raise ArgumentError(
+                f"an algorithm is a name, such as 'gptq', or one of bitport.algorithms, such as GPTQ(), not {name!r}"
+            )
+        return name
     if name in TRANSFORMS:
         return TRANSFORMS[name][0]
     if name not in ALGORITHMS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,7 @@ def _spread(rows: Tensor, limit: int) -> Tensor:
     return rows if count <= limit else rows[torch.arange(limit, device=rows.device) * count // limit]
 
 
+@runtime_checkable
 class Transform(Protocol):
     """A change to a model that preserves its float outputs and reduces the error of rounding."""
 

@@ -14,7 +14,7 @@ import dataclasses
 import glob
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -27,6 +27,7 @@ from bitport.algorithms.apply import apply, output_squares
 from bitport.algorithms.distance import Distance
 from bitport.algorithms.mixed_core import Option, check_least, choose
 from bitport.algorithms.solving import by_storage
+from bitport.arguments import bytes_of
 from bitport.calibrate.batches import batches_of, no_autocast
 from bitport.calibrate.blocks import measured
 from bitport.calibrate.inputs import Inputs
@@ -57,9 +58,8 @@ class Costs:
         unique = {target.storage: target for group in self.groups for target in group}
         return sum(torch.Size(target.shape).numel() for target in unique.values())
 
-    def recipe(self, *, bits: float | None = None, nbytes: int | None = None) -> Recipe:
-        """Return the recipe of least cost within ``nbytes``, or ``bits`` per weight including scales and zero
-        points."""
+    def recipe(self, *, bits: float | None = None, nbytes: int | str | None = None) -> Recipe:
+        """The one of least cost within ``nbytes``, or ``bits`` for each weight, scales and zero points included."""
         chosen = choose(self.options, _budget(self.weights, bits, nbytes))
         rules = [
             Rule(glob.escape(target.name), self.candidates[at], (target.kind,))
@@ -75,7 +75,7 @@ def mixed(
     *,
     calibrate: Iterable[Any] | Callable[[nn.Module], Any],
     bits: float | None = None,
-    nbytes: int | None = None,
+    nbytes: int | str | None = None,
     algorithm: str | Algorithm = "rtn",
     cost: str = "kl",
     sample: int = 2,
@@ -83,9 +83,8 @@ def mixed(
     together: Sequence[Sequence[str]] = (),
     progress: bool | None = None,
 ) -> Recipe:
-    """The recipe that changes the model least within ``bits`` per weight on average, scales and zero points
-    included, or within ``nbytes`` for all weights. The model itself is not changed: give the recipe to
-    :func:`quantize_`.
+    """The recipe that keeps the model closest to what it is, within ``bits`` for each weight, scales and zero points
+    included, or ``nbytes`` for all, a number or a text such as "4GB".
 
     ``candidates``: each linear layer, attention projection and expert gets one of these schemes, unless one of
     ``rules`` fits it.
@@ -118,7 +117,7 @@ def check_size(
     candidates: Sequence[str | Scheme] = CANDIDATES,
     *,
     bits: float | None = None,
-    nbytes: int | None = None,
+    nbytes: int | str | None = None,
     rules: Sequence[Rule] = (),
 ) -> None:
     """Raise ArgumentError if even the smallest candidate of every weight is too large, before anything is measured."""
@@ -139,14 +138,14 @@ def _size(model: nn.Module, target: Target, scheme: Scheme) -> int:
     return quantize_target(target.weight(model).to("meta"), target, scheme).nbytes
 
 
-def _budget(weights: int, bits: float | None, nbytes: int | None) -> int:
-    """The number of bytes for that many weights."""
+def _budget(weights: int, bits: float | None, nbytes: int | str | None) -> int:
+    """Bytes for so many weights."""
     if (bits is None) == (nbytes is None):
         raise ArgumentError(f"give the size as either bits= or nbytes=, not bits={bits}, nbytes={nbytes}")
     if nbytes is not None:
-        return nbytes
-    if bits is None or not 0 < bits < math.inf:
-        raise ArgumentError(f"bits= is how many bits a weight may take on average, a number above 0, not {bits}")
+        return bytes_of(nbytes, "nbytes")
+    if not isinstance(bits, (int, float)) or not 0 < bits < math.inf:
+        raise ArgumentError(f"bits= is how many bits a weight may take on average, a number above 0, not {bits!r}")
     return int(bits * weights / 8)
 
 
@@ -166,8 +165,10 @@ def costs(
     by, schemes = algorithm_of(algorithm), _schemes(candidates)
     if cost not in COSTS:
         raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
-    if sample < 1:
-        raise ArgumentError(f"sample={sample}: the predictions of at least one batch must be compared")
+    if type(sample) is not int or sample < 1:
+        raise ArgumentError(f"sample={sample!r}: the predictions of at least one batch must be compared")
+    if isinstance(together, str) or any(isinstance(globs, str) for globs in together):
+        raise ArgumentError(f"together holds lists of globs, such as [['*.q_proj', '*.k_proj']], not {together!r}")
     targets, batches = _chosen_for(model, schemes[0], rules), batches_of(model, calibrate)
     if not batches:
         raise ArgumentError("the cost of bits is measured on data, but calibrate holds no batch")
@@ -218,8 +219,8 @@ def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> floa
 
 
 def _schemes(candidates: Sequence[str | Scheme]) -> list[Scheme]:
-    if isinstance(candidates, str):
-        raise ArgumentError(f"candidates are several schemes, such as ({candidates!r}, 'int8'), not {candidates!r}")
+    if isinstance(candidates, str) or not isinstance(candidates, Collection):
+        raise ArgumentError(f"candidates are several schemes, such as ('int4', 'int8'), not {candidates!r}")
     schemes = [each if isinstance(each, Scheme) else preset(each) for each in candidates]
     if not schemes:
         raise ArgumentError("there is no candidate: give at least one scheme")

@@ -68,7 +68,7 @@ class CacheFormat:
 
 @functools.cache
 def _parsed(name: str) -> CacheFormat:
-    match = re.fullmatch(r"([\w-]+)(?::([\w-]+))?(?:\+first(\d{1,9}))?(?:\+last(\d{1,9}))?", name)
+    match = re.fullmatch(r"([\w-]+)(?::([\w-]+))?(?:\+first(\d{1,9}))?(?:\+last(\d{1,9}))?", str(name))
     if match is None:
         raise SchemeError(
             f"cache format {name!r}: write KEYS[:VALUES][+first<N>][+last<N>] with names of schemes, e.g. int8, "

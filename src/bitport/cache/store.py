@@ -23,6 +23,7 @@ from bitport.numerics import FLOATS, Format
 from bitport.ops import OPS, Weight
 from bitport.ops.attention import joined
 from bitport.ops.convert import format_json, from_list
+from bitport.ops.device import check_present
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
 """Codes, scales and zeros."""
@@ -167,9 +168,9 @@ class KeyValueStore:
         return OPS["attention"].overload(q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
 
     def crop(self, tokens: int) -> None:
-        """Keep the first ``tokens`` tokens of each sequence."""
-        if not 0 <= tokens <= len(self):
-            raise ArgumentError(f"a store of {len(self)} tokens can be cut to 0 to {len(self)}, not to {tokens}")
+        """Keep the first ``tokens`` of each sequence."""
+        if not hasattr(tokens, "__index__") or not 0 <= tokens <= len(self):
+            raise ArgumentError(f"a store of {len(self)} tokens can be cut to 0 to {len(self)}, not to {tokens!r}")
         if self._sides is None:
             return
         quantized = self._sides[0].data.count
@@ -187,15 +188,20 @@ class KeyValueStore:
                 side.dense.append(rest)
 
     def select(self, sequences: Tensor) -> None:
-        """Keep the sequences with these indices, in this order; an index may be repeated."""
+        """Keep the sequences of these numbers, in this order; one may be named twice."""
+        if not isinstance(sequences, Tensor) or sequences.dtype not in (torch.int32, torch.int64):
+            raise ArgumentError(f"sequences must be a tensor of their numbers, int32 or int64, not {sequences!r}")
         self._change(lambda rows: rows.index_select(0, sequences.to(rows.device)))
 
     def repeat(self, times: int) -> None:
         """Repeat every sequence ``times`` times, side by side."""
+        if not hasattr(times, "__index__") or times < 1:
+            raise ArgumentError(f"times must be a whole number of at least 1, not {times!r}")
         self._change(lambda rows: rows.repeat_interleave(times, 0))
 
     def to(self, device: torch.device | str | int) -> None:
-        """Move the stored tokens to ``device``, in place and bit for bit."""
+        """Move what is kept to ``device``, in place; no number changes."""
+        check_present(device)
         self._change(lambda rows: rows.to(device))
 
     def reset(self) -> None:

@@ -99,6 +99,10 @@ def each_batch(calibrate: Iterable[Any]) -> Iterator[Any]:
     """Iterate over batches, converting all mappings to dicts, which pytree can flatten."""
     if isinstance(calibrate, (str, Tensor, Mapping)):
         raise ArgumentError(f"calibrate is a single {type(calibrate).__name__}: give a list of batches")
+    if not isinstance(calibrate, Iterable):
+        raise ArgumentError(
+            f"calibrate is a list of batches, or a function that runs the model that it is given, not {calibrate!r}"
+        )
     return (dict(batch) if isinstance(batch, Mapping) else batch for batch in calibrate)
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bitport.arguments import path_of
 from bitport.errors import ArgumentError, shortened
 
 Encode = Callable[[str], Sequence[int]]
@@ -37,7 +38,7 @@ def token_batches(
     .safetensors file or as a .npy file. ``encode``: text -> token ids. ``seed``: take documents in random order, and
     random windows of their tokens; None: take the first ones.
     """
-    file = Path(path)
+    file = path_of(path, "path")
     draw = None if seed is None else torch.Generator().manual_seed(seed)
     enough = tokens if draw is None else REACH * tokens
     if file.suffix in TOKENS:

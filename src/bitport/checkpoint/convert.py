@@ -14,6 +14,7 @@ from torch import nn
 from bitport.algorithms import RTN, Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
+from bitport.arguments import bytes_of, floats_of, path_of
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint
 from bitport.checkpoint.source import Source
@@ -57,10 +58,10 @@ def quantize_files(
     *,
     algorithm: str | Algorithm = "rtn",
     dtype: torch.dtype | None = None,
-    shard_size: int = SHARD_SIZE,
+    shard_size: int | str = SHARD_SIZE,
     measure: bool = True,
     progress: bool | None = None,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     model: nn.Module | None = None,
@@ -77,9 +78,10 @@ def quantize_files(
     one that needs no data. ``dtype``: cast all float tensors to it first. ``measure``: compute the error of each weight
     for the report. Configuration, tokenizer and all other files without weights are copied.
 
-    ``memory_limit``: bytes that the process may use, by default what the machine allows; a run that would need more is
-    refused before it starts. ``resume``: continue an interrupted run in ``target``; ``overwrite``: discard it, and
-    replace the checkpoint that is there. However often a run was interrupted, the resulting files are the same.
+    ``memory_limit``: what the process may take, in bytes or as "16GiB", by default what the machine allows; a run that
+    would take more is refused before it begins. ``resume``: continue what a run that ended early has left in
+    ``target``; ``overwrite``: throw that away, and replace the checkpoint that is there. The resulting files are the
+    same however often the run was killed and resumed.
     """
     return Conversion(
         source,
@@ -108,9 +110,9 @@ class Conversion:
         *,
         algorithm: str | Algorithm = "rtn",
         dtype: torch.dtype | None = None,
-        shard_size: int = SHARD_SIZE,
+        shard_size: int | str = SHARD_SIZE,
         measure: bool = True,
-        memory_limit: int | None = None,
+        memory_limit: int | str | None = None,
         resume: bool = False,
         overwrite: bool = False,
         model: nn.Module | None = None,
@@ -121,13 +123,14 @@ class Conversion:
             raise ArgumentError(
                 f"{self.by.name} looks at the inputs of layers, which are measured by running the model: {RUN}"
             )
-        self.files, directory = Source(source), Path(target)
+        self.files, directory = Source(source), path_of(target, "target")
         self.files.check_apart(directory)
-        self.recipe, self.dtype, self.measure = Recipe.of(recipe), dtype, measure
+        self.recipe, self.dtype, self.measure = Recipe.of(recipe), floats_of(dtype, "dtype"), measure
         self.files.ask(model, arrangement)
         self.plan = planned(self.files, self.recipe)
         self.choices = {choice.name: choice for choice in self.plan.choices}
         self.memory = estimate(self.files, self.plan, dtype, self.by)
+        shard_size = bytes_of(shard_size, "shard_size")
         self.memory.check(memory_limit, ADVICE)
         same = fingerprint(self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure)
         self.output = Output(directory, same, shard_size, resume=resume, overwrite=overwrite)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.slots import bare
 from bitport.errors import ArgumentError, CheckpointError, shortened
+from bitport.nn.targets import check_model
 from bitport.tensor import QTensor
 from bitport.tensor.parts import check_extra
 from bitport.tensor.sharded import own, parts_of
@@ -31,6 +32,7 @@ class ModelState:
     model with the same schemes and any sharding, or none."""
 
     def __init__(self, model: nn.Module) -> None:
+        check_model(model)
         self.model = model
 
     def state_dict(self) -> dict[str, Any]:

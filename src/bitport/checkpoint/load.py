@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport import plugins
+from bitport.arguments import path_of
 from bitport.checkpoint.arranged import Arranged, Arrangement
 from bitport.checkpoint.assemble import assembled
 from bitport.checkpoint.manifest import Entry, Manifest
@@ -60,7 +61,7 @@ def load(
         )
     if device is not None:
         check_present(device)
-    path = Path(directory)
+    path = path_of(directory, "directory")
     held = read_manifest(path)
     built = model if isinstance(model, nn.Module) else _build(model)
     reshard_(built)

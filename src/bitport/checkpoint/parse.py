@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from bitport.arguments import path_of
 from bitport.checkpoint.dtypes import DTYPES, WEIGHTS, countable
 from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
 from bitport.checkpoint.safetensors_reader import unique
@@ -26,8 +27,8 @@ BUFFERS = ("persistent", "derived")
 
 
 def read_manifest(directory: str | Path) -> Manifest:
-    """Read the manifest of the checkpoint in ``directory``; CheckpointError if it is not valid."""
-    path = Path(directory)
+    """What the checkpoint in ``directory`` holds; CheckpointError if that cannot be told for certain."""
+    path = path_of(directory, "directory")
     if not (path / NAME).is_file():
         raise CheckpointError(
             f"{path} is no bitport checkpoint: it has no {NAME}. A directory of plain safetensors files becomes one by "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from bitport.arguments import path_of
 from bitport.checkpoint.manifest import Manifest
 from bitport.checkpoint.sharded import is_shared, wholes, written_by_one
 from bitport.checkpoint.slots import Slot, identity, slots
@@ -17,27 +18,29 @@ from bitport.report.progress import progress as with_progress
 
 
 def save(
-    model: nn.Module, directory: str | Path, *, shard_size: int = SHARD_SIZE, progress: bool | None = None
+    model: nn.Module, directory: str | Path, *, shard_size: int | str = SHARD_SIZE, progress: bool | None = None
 ) -> Manifest:
     """Write every parameter and buffer of ``model``, quantized or not, to ``directory``, replacing any checkpoint
     there. Files that are not bitport's are kept. An interrupted save leaves the old checkpoint intact.
 
-    Tensors on other devices or in a packed layout are converted to their canonical form on the CPU one at a time, so
-    only one tensor is in memory besides the model. A model sharded over several processes (DTensors) is saved by all of
-    them: they gather it tensor by tensor, and the first writes.
+    A tensor on another device, or in a packed layout, is brought to the CPU in its canonical form on its own: beside
+    the model only one tensor is in memory at a time. A model that several processes hold together (DTensors) is saved
+    by all of them: they gather it tensor by tensor, and the first writes.
+    ``shard_size``: the largest size of a file, in bytes or as a text, "5GB" or "500MiB".
     """
     check_model(model)
+    folder = path_of(directory, "directory")
     reshard_(model)
     every = list(slots(model))
     stream = wholes(with_progress(every, len(every), "saving", progress))
 
     def write() -> Manifest:
-        return _write(stream, directory, shard_size)
+        return _write(stream, folder, shard_size)
 
-    return written_by_one(write, stream, Path(directory)) if is_shared(every) else write()
+    return written_by_one(write, stream, folder) if is_shared(every) else write()
 
 
-def _write(stream: Iterable[tuple[Slot, Tensor]], directory: str | Path, shard_size: int) -> Manifest:
+def _write(stream: Iterable[tuple[Slot, Tensor]], directory: Path, shard_size: int | str) -> Manifest:
     names: dict[object, str] = {}
     with Writer(directory, shard_size=shard_size) as writer:
         for slot, tensor in stream:

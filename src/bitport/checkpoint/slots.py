@@ -46,7 +46,8 @@ class Slot:
 
 
 def slots(model: nn.Module) -> Iterator[Slot]:
-    """Every slot in the order of the model; tied tensors and shared modules appear under each of their names."""
+    """Every slot in the model's order; tied tensors and shared modules under each of their names."""
+    full: dict[str, str] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             what = f"{prefix or 'the model'} ({type(module).__name__})"
@@ -54,7 +55,13 @@ def slots(model: nn.Module) -> Iterator[Slot]:
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None:
                 continue
-            name = bare(f"{prefix}.{attribute}" if prefix else attribute)
+            whole = f"{prefix}.{attribute}" if prefix else attribute
+            name = bare(whole)
+            if full.setdefault(name, whole) != whole:
+                raise ArgumentError(
+                    f"{full[name]} and {whole} would both be {name} in a checkpoint, which leaves out the _orig_mod of "
+                    f"torch.compile: give that child another name"
+                )
             if is_lazy(tensor):
                 raise ArgumentError(f"{name} has no shape yet: run the model once, so that its lazy modules get theirs")
             _check(name, own(tensor))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitport.arguments import path_of
 from bitport.checkpoint.arranged import Arranged, Arrangement
 from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER, NAME, SAID, Entry, Manifest, Part
@@ -83,7 +84,7 @@ class Source:
     tensors to the names and splits of a model."""
 
     def __init__(self, path: str | Path, *, quantized: bool = False, arrangement: Arrangement | None = None) -> None:
-        self.path = Path(path)
+        self.path = path_of(path, "source")
         self.is_directory = self.path.is_dir()
         if not self.path.exists():
             raise CheckpointError(f"{self.path} does not exist; {FETCH}")
@@ -141,6 +142,8 @@ class Source:
         with an unusual name, one that rewrites its rows, a transposed convolution. Tensors that the model lacks, or
         splits, are still judged by name. ``arrangement``: as for the files."""
         if model is None:
+            if arrangement is not None:
+                raise ArgumentError("an arrangement is that of a model: give model= too")
             return
         held = self.tensors if arrangement is None else _arranged(self.tensors, arrangement)
         modules = {target.name: target for target in find_targets(model)}
@@ -172,7 +175,9 @@ class Source:
                 yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened(held.file).read(held.name)
 
     def check_apart(self, directory: Path) -> None:
-        """ArgumentError if ``directory`` is inside the source, which is read-only."""
+        """ArgumentError where it lies in the source, which is only read, or is a file."""
+        if directory.exists() and not directory.is_dir():
+            raise ArgumentError(f"{directory} is a file; give a directory")
         if self.is_directory and directory.resolve().is_relative_to(self.path.resolve()):
             raise ArgumentError(
                 f"{directory} lies in the source {self.path}; choose another directory for the checkpoint"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from bitport.arguments import bytes_of, path_of
 from bitport.checkpoint.dtypes import WEIGHTS, name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
@@ -32,19 +33,17 @@ SHARD_SIZE = 4 * 10**9
 
 
 class Writer:
-    """``with Writer(directory) as writer: writer.add(name, tensor)``; leaving the block publishes the checkpoint, an
-    exception leaves the directory unchanged. A new shard is started if a tensor would make the current one larger than
-    ``shard_size`` bytes.
+    """``with Writer(directory) as writer: writer.add(name, tensor)``; the end of the block makes it the checkpoint, an
+    error inside leaves the directory as it was. A shard ends before a tensor that would make it larger than
+    ``shard_size``, in bytes or as a text, "5GB" or "500MiB".
 
     ``id``: eight hexadecimal digits for the names of the shards, by default random. ``begun``: what an earlier writer
     with this id has already written to finished shards."""
 
     def __init__(
-        self, directory: str | Path, *, shard_size: int = SHARD_SIZE, id: str = "", begun: Manifest | None = None
+        self, directory: str | Path, *, shard_size: int | str = SHARD_SIZE, id: str = "", begun: Manifest | None = None
     ) -> None:
-        if shard_size < 1:
-            raise ArgumentError(f"shard_size must be at least 1 byte, not {shard_size}")
-        self.directory, self.shard_size = Path(directory), shard_size
+        self.directory, self.shard_size = path_of(directory, "directory"), bytes_of(shard_size, "shard_size")
         self.id = id or secrets.token_hex(4)
         self.entries: dict[str, Entry] = dict(begun.tensors) if begun else {}
         self.tied: dict[str, str] = dict(begun.tied) if begun else {}
@@ -68,7 +67,9 @@ class Writer:
             self.abandon()
 
     def add(self, name: str, tensor: Tensor, *, buffer: str = "") -> None:
-        """Write ``tensor`` immediately. ``buffer``: see :class:`Entry`."""
+        """Write ``tensor`` now. ``buffer``: see :class:`Entry`."""
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ArgumentError(f"a checkpoint holds tensors by name, not a {type(tensor).__name__} by {name!r}")
         if name in self.entries or name in self.tied:
             raise ArgumentError(f"{name} was added already")
         parts = _parts(name, tensor)

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bitport.arguments import bytes_of
 from bitport.cache import cache_format
 from bitport.errors import ArgumentError, SchemeError
 
@@ -90,21 +90,16 @@ def seed(text: str) -> int:
 
 
 def location(text: str) -> Path:
-    """Parse a path. Refuses "", the value of an unset shell variable, as Path takes it for the working directory."""
-    if not text:
+    if not text:  # what an unset variable of a shell is not meant to be
         raise argparse.ArgumentTypeError("the name is empty; '.' is the directory you are in")
     return Path(text)
 
 
-UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
 def nbytes(text: str) -> int:
-    """Parse a size such as 4GiB, 500 MB or 1000000."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text)
-    if not found or found[2].lower() not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, such as 4GiB or 500MB")
-    return int(float(found[1]) * UNITS[found[2].lower()])
+    try:
+        return bytes_of(text, "it")
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def counts(text: str) -> tuple[int, ...]:

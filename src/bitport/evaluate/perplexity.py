@@ -75,8 +75,9 @@ def predictions(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for every window the logits [t, vocabulary] that predict its t scored tokens, and these tokens."""
     stride = window if stride is None else stride
-    if tokens.dim() != 1 or tokens.numel() < 2:
-        raise ArgumentError(f"perplexity needs at least two token ids in one dimension, not shape {list(tokens.shape)}")
+    if not isinstance(tokens, Tensor) or tokens.dim() != 1 or tokens.numel() < 2:
+        given = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else f"a {type(tokens).__name__}"
+        raise ArgumentError(f"perplexity needs a tensor of at least two token ids in one dimension, not {given}")
     if not 1 <= stride <= window or window < 2 or batch < 1:
         raise ArgumentError(
             f"window {window}, stride {stride}, batch {batch}: the window must be at least 2, the stride from 1 to the "

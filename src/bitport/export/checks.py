@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from bitport.arguments import path_of
 from bitport.errors import ArgumentError, ExportError
 
 
 def check_target(path: str | os.PathLike[str], suffix: str, what: str) -> Path:
-    target = Path(path).absolute()
+    target = path_of(path, "path").absolute()
     if target.suffix != suffix or not target.parent.is_dir():
         raise ArgumentError(f"{what} is a file *{suffix} in a folder that exists, not {target}")
     return target

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from bitport import plugins
-from bitport.errors import ExportError
+from bitport.errors import BitportError, ExportError
 from bitport.export.level import LEVELS, nothing_beyond
 from bitport.export.lower import fix_tables, lowerings
 from bitport.export.ops import declarations
@@ -79,8 +79,17 @@ def _drops(node: fx.Node) -> bool:
 
 
 def _traced(module: nn.Module, method: Method) -> torch.export.ExportedProgram:
-    with torch.no_grad():
-        return torch.export.export(module, method.args, dynamic_shapes=method.dynamic_shapes, strict=False)
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, method.args, dynamic_shapes=method.dynamic_shapes, strict=False)
+    except BitportError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ExportError(
+            f"torch.export cannot trace {type(module).__name__} with these arguments and dynamic_shapes: {error}\n"
+            "It must run as it is called here, every size that may differ must be free to, and what its code does must "
+            "not depend on the numbers in tensors"
+        ) from error
 
 
 def lowered(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

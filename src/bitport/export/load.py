@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from bitport.arguments import path_of
 from bitport.checkpoint.dtypes import READABLE, from_bytes
 from bitport.checkpoint.safetensors_reader import ALIGNED, SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError, ExportError
@@ -33,9 +34,9 @@ FORMAT, VERSION = "bitport-package", 3
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
-    """Open the package ``path``; ExportError if it is damaged or not for this machine. ``verify``: read all weights
-    once and compare their checksum."""
-    file = Path(path)
+    """The package ``path``; ExportError if it is damaged or not for this machine. ``verify``: read all weights once and
+    compare their checksum."""
+    file = path_of(path, "path")
     try:
         with ArchiveReader(file) as archive:
             manifest = json.loads(archive.read(MANIFEST))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from bitport.arguments import path_of
 from bitport.errors import ArgumentError
 from bitport.export import signature
 from bitport.export.archive import ArchiveWriter, as_bytes
@@ -68,10 +69,10 @@ def package(
         given = type(methods).__name__ if methods else repr(methods)
         raise ArgumentError(f"methods are a Method(module, args), or a dictionary of some by name, not {given}")
     target, level = _target(path, weights), check_level(level)
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise ArgumentError(f"tolerance is a part of the largest number, such as 0.01, not {tolerance}")
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
+        raise ArgumentError(f"tolerance is a part of the largest number, such as 0.01, not {tolerance!r}")
     try:
-        json.dumps(meta)
+        json.dumps(dict(meta or {}))
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"meta is a dictionary of what JSON can hold, numbers and texts: {error}") from None
     check_compiler()
@@ -130,12 +131,13 @@ def package(
 
 
 def _target(path: str | os.PathLike[str], weights: str | None) -> Path:
-    target = Path(path).absolute()
+    target = path_of(path, "path").absolute()
     if target.suffix != ".pt2":
         raise ArgumentError(f"a package is a .pt2 file, not {target.name}")
     if not target.parent.is_dir():
         raise ArgumentError(f"{target.parent} is not a directory")
-    if weights is not None and (Path(weights).name != weights or weights in ("", ".", "..", target.name)):
+    named = isinstance(weights, str) and Path(weights).name == weights and weights not in ("", ".", "..", target.name)
+    if weights is not None and not named:
         raise ArgumentError(f"weights is the name of a file beside the package, such as model.weights, not {weights!r}")
     return target
 

@@ -20,12 +20,14 @@ Sizes = dict[str, list[int | None]]
 
 
 def check(name: str, method: Method) -> None:
-    """Validate a method before anything is traced."""
-    if not name.isidentifier():
+    """Before anything is traced."""
+    if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError(f"a method is called by an identifier, such as decode, not {name!r}")
     if not isinstance(method, Method) or not isinstance(method.args, tuple):
         given = f"args a {type(method.args).__name__}" if isinstance(method, Method) else f"a {type(method).__name__}"
         raise ArgumentError(f"{name}: a method is a Method(module, args), args a tuple, not {given}")
+    if not isinstance(method.module, torch.nn.Module):
+        raise ArgumentError(f"{name}: a method is of a torch.nn.Module, not of a {type(method.module).__name__}")
     wrong = [type(value).__name__ for value in pytree.tree_leaves(method.args) if not isinstance(value, Tensor)]
     if wrong:
         raise ArgumentError(f"{name}: a program takes tensors, in lists and dictionaries too, not {', '.join(wrong)}")

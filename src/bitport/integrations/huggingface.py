@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from bitport import checkpoint
+from bitport.arguments import floats_of, path_of
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import SAID
 from bitport.checkpoint.source import FETCH, INDEXES, Source, class_name
@@ -95,7 +96,7 @@ def load_model(
     ``dtype``: for float parameters and computation (default: as in the files); the numbers of quantized weights never
     change. ``verify``: as for :func:`bitport.load`.
     """
-    root = model_directory(directory)
+    root, dtype = model_directory(directory), floats_of(dtype, "dtype")
     if device is not None:
         check_present(device)
     if (root / MANIFEST).is_file():
@@ -194,11 +195,11 @@ def load_tokenizer(directory: str | Path) -> Any:
     return _made(root, "AutoTokenizer.from_pretrained", root, **SAFELY)
 
 
-def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shard_size: int = SHARD_SIZE) -> None:
-    """Save the quantized ``model``, its configuration, and the tokenizer to a directory for :func:`load_model`, or for
-    transformers and diffusers with :mod:`bitport.integrations.transformers` and :mod:`bitport.integrations.diffusers`.
+def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shard_size: int | str = SHARD_SIZE) -> None:
+    """A directory that :func:`load_model` reads, and transformers with :mod:`bitport.integrations.transformers` or
+    diffusers with :mod:`bitport.integrations.diffusers`: the quantized ``model``, its configuration, and the tokenizer.
     ``shard_size``: as for :func:`bitport.save`."""
-    root, model = Path(directory), getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    root, model = path_of(directory, "directory"), getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     files = [root / name for index in INDEXES for name in (index, index.removesuffix(".index.json"))]
     if not (root / MANIFEST).exists() and (there := [path.name for path in files if path.exists()]):
         raise ArgumentError(f"{root} holds another model already ({shortened(there)}); choose another directory")
@@ -282,8 +283,8 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def model_directory(directory: str | Path) -> Path:
-    """Return ``directory`` as a path; ArgumentError unless it can hold a model."""
-    root = Path(directory)
+    """``directory``; ArgumentError unless it may hold a model."""
+    root = path_of(directory, "directory")
     if not root.is_dir():
         gguf = root.suffix == ".gguf" and root.is_file()
         hint = f"bitport convert {root} -o OUT makes one of it" if gguf else FETCH

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers.utils.hub import convert_file_size_to_int
 
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms.apply import apply
+from bitport.arguments import bytes_of
 from bitport.checkpoint.load import read_tensor
 from bitport.checkpoint.manifest import Manifest
 from bitport.checkpoint.shards import Shards
@@ -233,5 +233,5 @@ def save_pretrained(
             f"max_shard_size, not {', '.join(wrong)}; model.push_to_hub(name) uploads what it writes"
         )
     if is_main_process:
-        limit = SHARD_SIZE if max_shard_size is None else min(SHARD_SIZE, convert_file_size_to_int(max_shard_size))
+        limit = SHARD_SIZE if max_shard_size is None else min(SHARD_SIZE, bytes_of(max_shard_size, "max_shard_size"))
         save_model(model, save_directory, shard_size=limit)

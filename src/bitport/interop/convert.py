@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bitport.arguments import bytes_of, path_of
 from bitport.checkpoint.manifest import FOLDER, SAID
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.writer import SHARD_SIZE
@@ -61,7 +62,7 @@ def convert(
     to: str = BITPORT,
     config: str | Path | None = None,
     scales: str | None = None,
-    shard_size: int = SHARD_SIZE,
+    shard_size: int | str = SHARD_SIZE,
     progress: bool | None = None,
     overwrite: bool = False,
 ) -> Converted:
@@ -83,8 +84,9 @@ def convert(
     """
     if to not in FORMATS:
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")
-    path, there, described = Path(source), Path(target), None if config is None else Path(config)
-    with torch.device("cpu"):  # the user may have set another default
+    path, there = path_of(source, "source"), path_of(target, "target")
+    described, limit = None if config is None else path_of(config, "config"), bytes_of(shard_size, "shard_size")
+    with torch.device("cpu"):  # another default is the user's
         if to == gguf.Writer.name:
             files = source_of(path, described)
             _check_file(files, there, overwrite)
@@ -94,7 +96,7 @@ def convert(
         if files.format == to == BITPORT and scales is None:
             raise ArgumentError(f"{path} is a checkpoint of bitport already")
         write = _to_bitport if to == BITPORT else _to_others
-        return write(_narrowed(files, scales), there, to, shard_size, progress)
+        return write(_narrowed(files, scales), there, to, limit, progress)
 
 
 def _narrowed(files: Readable, scales: str | None) -> Readable:

@@ -32,8 +32,6 @@ class Directory:
     ``room``: bytes to reserve in each file header for the metadata passed to publish()."""
 
     def __init__(self, directory: Path, shard_size: int, room: int = 0) -> None:
-        if shard_size < 1:
-            raise ArgumentError(f"shard_size must be at least 1 byte, not {shard_size}")
         self.directory, self.shard_size, self.folder = directory, shard_size, directory / FOLDER
         self.room = room + len(metadata_entry(METADATA))
         self.shards: list[list[str]] = []

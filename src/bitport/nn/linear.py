@@ -10,10 +10,12 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
+from bitport.arguments import floats_of
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.numerics import Quantized, number_type, to_storage
+from bitport.ops.device import check_present
 from bitport.schemes import Recipe, RecipeLike, Scheme, Target, preset
 from bitport.tensor import QTensor, from_parts, quantize_tensor
 
@@ -34,9 +36,13 @@ class QuantizedLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not all(hasattr(size, "__index__") and size >= 0 for size in (in_features, out_features)):
+            raise ArgumentError(f"in_features and out_features are sizes, not {in_features!r} and {out_features!r}")
+        if device is not None:
+            check_present(device)
         self.in_features, self.out_features = in_features, out_features
-        self.scheme = preset(scheme) if isinstance(scheme, str) else scheme
-        zeros = torch.zeros(out_features, in_features, device=device, dtype=dtype)
+        self.scheme = scheme if isinstance(scheme, Scheme) else preset(scheme)
+        zeros = torch.zeros(out_features, in_features, device=device, dtype=floats_of(dtype, "dtype"))
         self._set(quantize_tensor(zeros, self.scheme))
         self.bias = nn.Parameter(zeros.new_zeros(out_features), requires_grad=False) if bias else None
 
@@ -45,12 +51,14 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, scheme: str | Scheme) -> QuantizedLinear:
-        """The layer with its weight quantized to ``scheme``; a weight that is already a QTensor of it is kept."""
+        """The layer with its weight rounded to ``scheme`` (kept as it is, if it is a QTensor of that scheme)."""
+        if not isinstance(linear, nn.Linear):
+            raise ArgumentError(f"from_linear takes an nn.Linear, not a {type(linear).__name__}")
         weight = linear.weight
         new = cls.__new__(cls)
         nn.Module.__init__(new)
         new.in_features, new.out_features, new.bias = linear.in_features, linear.out_features, linear.bias
-        new.scheme = preset(scheme) if isinstance(scheme, str) else scheme
+        new.scheme = scheme if isinstance(scheme, Scheme) else preset(scheme)
         if isinstance(weight, QTensor) and weight.scheme != new.scheme:
             raise ArgumentError(f"the layer is {weight.scheme} already, not {new.scheme}; dequantize_ it first")
         if not isinstance(weight, QTensor):
@@ -77,13 +85,15 @@ class QuantizedLinear(nn.Module):
             raise ArgumentError(
                 f"{self.scheme} has zero point kind {fmt.zero!r}: load a zero_point with '-fzero', none with '-sym'"
             )
-        per_channel = weight.dim() == 2
+        per_channel = isinstance(weight, Tensor) and weight.dim() == 2
         shapes = ((n, k), (n,)) if per_channel else ((k // block, block, n), (k // block, n))
         for name, part, shape in (
             ("weight", weight, shapes[0]),
             ("scaler", scaler, shapes[1]),
             ("zero_point", zero_point, shapes[1]),
         ):
+            if not isinstance(part, Tensor) and (part is not None or name != "zero_point"):
+                raise ArgumentError(f"{name} must be a tensor, not a {type(part).__name__}")
             if part is not None and tuple(part.shape) != shape:
                 raise ArgumentError(f"{name} must have shape {[*shape]}, not {[*part.shape]}")
         if per_channel and block != k:

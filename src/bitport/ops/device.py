@@ -28,7 +28,7 @@ def check_present(device: torch.device | str | int) -> None:
     """Raise DeviceError unless this machine has ``device``. torch raises one of three errors if built without it."""
     try:
         torch.empty(0, device=device)
-    except (AssertionError, ImportError, RuntimeError) as error:
+    except (AssertionError, ImportError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"no device {device} here: {reason}. `bitport doctor` lists those there are") from error
 

@@ -90,8 +90,9 @@ def changed() -> None:
 
 def _parse(setting: str) -> dict[str, str]:
     """ "name" forces every op ("*"), "op=name,op=name" single ones."""
-    pairs = [item.strip().rpartition("=") for item in setting.split(",") if item.strip()]
-    if not all(name.strip() for _, _, name in pairs):
+    items = setting.split(",") if isinstance(setting, str) else ["="]
+    pairs = [item.strip().rpartition("=") for item in items if item.strip()]
+    if not all(name.strip() and (op.strip() or not sign) for op, sign, name in pairs):
         raise KernelError(
             f"kernel setting {setting!r}: write a kernel's name for every op, or op=name,op=name, e.g. linear=generic"
         )

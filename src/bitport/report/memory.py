@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bitport.arguments import bytes_of
 from bitport.errors import ArgumentError
 from bitport.report.text import size
 
@@ -49,9 +50,9 @@ class Memory:
         on_disk = f"; activations on disk {size(self.disk)}" if self.disk else ""
         return f"{size(self.total)} ({listed}){on_disk}"
 
-    def check(self, given: int | None, advice: str) -> None:
-        """Raise ArgumentError if the total exceeds ``given``, by default what the machine allows."""
-        limit = available() if given is None else given
+    def check(self, given: int | str | None, advice: str) -> None:
+        """ArgumentError where it is more than ``given``, by default than the machine allows."""
+        limit = available() if given is None else bytes_of(given, "memory_limit")
         if limit is not None and self.total > limit:
             raise ArgumentError(f"this needs about {self} of memory, and {size(limit)} are allowed: {advice}")
 

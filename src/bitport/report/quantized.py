@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bitport.arguments import path_of
 from bitport.report.text import size, table
 from bitport.schemes import Choice, Plan
 
@@ -117,7 +118,7 @@ class Report:
         after, if known."""
         from bitport.report.page import page  # here, as it imports this module
 
-        Path(path).write_text(page(self, title, command, perplexity), encoding="utf-8")
+        path_of(path, "path").write_text(page(self, title, command, perplexity), encoding="utf-8")
 
     def __str__(self) -> str:
         rows = [

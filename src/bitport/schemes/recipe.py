@@ -139,6 +139,8 @@ class Recipe:
         object.__setattr__(self, "rules", tuple(self.rules))
         if not self.rules:
             raise RecipeError("a recipe needs at least one rule")
+        if wrong := [rule for rule in self.rules if not isinstance(rule, Rule)]:
+            raise RecipeError(f"a recipe is made of bitport.Rule, not {wrong[0]!r}; Recipe.of takes other forms too")
 
     @property
     def static(self) -> bool:

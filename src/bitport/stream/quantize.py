@@ -13,6 +13,7 @@ from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome
 from bitport.algorithms.chain import Preparation
+from bitport.arguments import bytes_of, floats_of, path_of
 from bitport.calibrate import store as stores
 from bitport.calibrate.batches import each_batch
 from bitport.calibrate.blocks import Walk
@@ -50,13 +51,13 @@ class Stream:
     recipe, batches=batches, algorithm="gptq").run()``. Any algorithm will do; fixed scales of inputs are measured
     first.
 
-    ``model``: the model whose weights are in the files of ``source``, built on the meta device; no more than one
-    block of it is in memory at a time. ``batches``: as ``calibrate`` of quantize_. ``dtype``: cast float tensors to
-    it first.
-    ``activations``: keep them in "memory" or on "disk" between blocks. ``memory_limit``: bytes that the process may
-    use, by default what the machine allows; a run that would need more is refused before it starts.
-    ``resume``: continue an interrupted run in ``target``; ``overwrite``: discard it, and replace the checkpoint that is
-    there. However often a run was interrupted, the resulting files are the same.
+    ``model``: the one whose weights the files in ``source`` hold, built on the meta device; it has no more than one
+    block in memory at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first.
+    ``activations``: whether they are kept in "memory" or on "disk" between blocks. ``memory_limit``: what the
+    process may take, in bytes or as "16GiB", by default what the machine allows; a run that would take more is refused
+    before it begins.
+    ``resume``: continue what a run that ended early has left in ``target``; ``overwrite``: throw that away, and replace
+    the checkpoint that is there.
 
     ``processes``: the processes that share the work, each calling this with the same arguments (Processes.joined()).
     ``arrangement``: for a model that has the tensors under other names or in other pieces than the files; the
@@ -74,23 +75,26 @@ class Stream:
         algorithm: str | Algorithm = "gptq",
         dtype: torch.dtype | None = None,
         activations: str = "memory",
-        memory_limit: int | None = None,
+        memory_limit: int | str | None = None,
         resume: bool = False,
         overwrite: bool = False,
-        shard_size: int = SHARD_SIZE,
+        shard_size: int | str = SHARD_SIZE,
         measure: bool = True,
         progress: bool | None = None,
         processes: Processes | None = None,
         arrangement: Arrangement | None = None,
     ) -> None:
+        shard_size = bytes_of(shard_size, "shard_size")
         if activations not in KEEP:
             raise ArgumentError(f"activations are kept in {' or '.join(KEEP)}, not {activations!r}")
         batches = list(each_batch(batches))
         if not batches:
             raise ArgumentError("the calibration data hold no batch")
-        self.model, self.files, self.directory = model, Source(source, arrangement=arrangement), Path(target)
+        self.model, self.files = model, Source(source, arrangement=arrangement)
+        self.directory = path_of(target, "target")
         self.files.check_apart(self.directory)
-        self.by, self.dtype, self.measure, self.progress = algorithm_of(algorithm), dtype, measure, progress
+        self.by, self.dtype = algorithm_of(algorithm), floats_of(dtype, "dtype")
+        self.measure, self.progress = measure, progress
         found = find_targets(model)
         self.recipe = Recipe.of(recipe)
         self.plan = self.recipe.resolve(found)
@@ -122,7 +126,7 @@ class Stream:
                 discard(self.directory)
             raise
 
-    def _plan(self, batches: Sequence[Any], memory_limit: int | None, *, on_disk: bool) -> None:
+    def _plan(self, batches: Sequence[Any], memory_limit: int | str | None, *, on_disk: bool) -> None:
         own = len(self.processes.share(batches))
         label = "" if self.processes.world == 1 else f"{self.processes.rank}-of-{self.processes.world}-"
         store = Disk(self.output.folder, own, label) if on_disk else stores.Memory()

@@ -106,6 +106,8 @@ def check_extra(
     act_scale: Tensor | None = None,
 ) -> None:
     for name, part in (("perm", perm), ("pre_scale", pre_scale), ("act_scale", act_scale)):
+        if part is not None and not isinstance(part, Tensor):
+            raise ArgumentError(f"{name} must be a tensor, not a {type(part).__name__}")
         if part is not None and part.device != device:
             raise ArgumentError(f"{name} is on {part.device}, data on {device}; move both to one device")
         if part is not None and name != "act_scale" and tuple(part.shape) != (k,):

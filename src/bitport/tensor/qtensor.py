@@ -139,7 +139,7 @@ class QTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             own = self.dtype
         dtype = dtype or own
-        if not dtype.is_floating_point:
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
         return self.shaped(self.in_value_order(FUNCTIONS[dequantize](self, dtype)))
 
@@ -428,8 +428,8 @@ def quantize_tensor(
     Assign it to a module as a new parameter, ``layer.weight = nn.Parameter(q, requires_grad=False)``. With
     ``layer.weight.data = q`` the float parameter would have no memory, and PyTorch would crash when it reads it.
     """
-    if not value.is_floating_point():
-        raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        raise ArgumentError(f"only a dense tensor can be quantized, not {getattr(value, 'layout', type(value))}")
     if value.dim() < 2 or value.dtype not in FLOATS:
         raise ArgumentError(
             f"only a matrix [..., N, K] of float32, bfloat16 or float16 can be quantized, not {value.dtype} "
@@ -437,7 +437,7 @@ def quantize_tensor(
         )
     if kind not in KINDS:
         raise ArgumentError(f"a weight is of kind {', '.join(KINDS)}, not {kind!r}")
-    scheme = preset(scheme) if isinstance(scheme, str) else scheme
+    scheme = scheme if isinstance(scheme, Scheme) else preset(scheme)
     rows = rows_of(value, kind, transposed)
     if any(size == 0 and block == 0 for size, block in zip(rows.shape[-2:], scheme.weight.block, strict=True)):
         raise ArgumentError(f"an empty matrix {list(rows.shape)} has no range to choose the one scale of {scheme} from")

@@ -194,8 +194,9 @@ class TrainedTensor(Tensor):
         result = func(*tree_map(value_of, args), **tree_map(value_of, kwargs or {}))
         if not func._schema.is_mutable:
             return result
-        returns = func._schema.returns  # a mutating op returns the very argument that it wrote to
-        return args[0] if len(returns) == 1 and returns[0].alias_info is not None else result
+        returns = func._schema.returns  # an op returns what it wrote to as it was given
+        written = (kwargs or {}).get("out", args[0])
+        return written if len(returns) == 1 and returns[0].alias_info is not None else result
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shape = [*self.value.shape]

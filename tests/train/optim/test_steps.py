@@ -199,15 +199,15 @@ def test_a_parameter_behind_a_wrapper(states: str) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"states": "2bit"}, r"unknown states='2bit'; allowed: 8bit, 4bit, fp8, float32, bfloat16"),
-    ({"lr": -1.0}, r"lr=-1.0: must not be negative"),
-    ({"lr": float("nan")}, r"lr=nan: must not be negative"),
+    ({"lr": -1.0}, r"lr=-1.0: must be a number of at least 0"),
+    ({"lr": float("nan")}, r"lr=nan: must be a number of at least 0"),
     ({"lr": torch.ones(2)}, r"a tensor must hold one number"),
     ({"eps": -1.0}, r"eps=-1.0"),
     ({"weight_decay": -1.0}, r"weight_decay=-1.0"),
     ({"min_elements": -1}, r"min_elements=-1"),
     ({"seed": -1}, r"seed=-1: must be a whole number, at least 0 and below 2\^64"),
     ({"seed": 0.5}, r"seed=0.5: must be a whole number"),
-    ({"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\): both must be at least 0 and below 1"),
+    ({"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\): must be two numbers, both at least 0 and below 1"),
 ]
 
 

@@ -8,6 +8,7 @@ position in the tensor, so a state dict is complete, and a resumed run continues
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -69,11 +70,11 @@ class LowBitOptimizer(torch.optim.Optimizer):
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ArgumentError(f"lr={lr!r}: a tensor must hold one number")
         for name in ("lr", "weight_decay", "min_elements", "eps", "momentum"):
-            if name in group and not float(group[name]) >= 0:
-                raise ArgumentError(f"{name}={group[name]!r}: must not be negative")
-        for beta in group.get("betas", ()):
-            if not 0 <= float(beta) < 1:
-                raise ArgumentError(f"betas={group['betas']!r}: both must be at least 0 and below 1")
+            if name in group and not _number(group[name]) >= 0:
+                raise ArgumentError(f"{name}={group[name]!r}: must be a number of at least 0")
+        betas = group.get("betas", (0, 0))
+        if not isinstance(betas, (tuple, list)) or [0 <= _number(beta) < 1 for beta in betas] != [True, True]:
+            raise ArgumentError(f"betas={betas!r}: must be two numbers, both at least 0 and below 1")
         if type(group["seed"]) is not int or not 0 <= group["seed"] < 1 << 64:
             raise ArgumentError(f"seed={group['seed']!r}: must be a whole number, at least 0 and below 2^64")
         if group.get("amsgrad"):
@@ -232,3 +233,8 @@ def _plain(state: Group, name: str) -> Tensor:
         kept = kept.to_layout("plain")
         state[name] = sharded_like(state[name], kept)
     return kept
+
+
+def _number(option: Any) -> float:
+    """NaN, which is in no range, for what is no number."""
+    return float(option) if isinstance(option, (numbers.Real, Tensor)) else float("nan")

@@ -1,0 +1,45 @@
+"""What users give, checked before anything is done with it: paths, amounts of memory, dtypes, numbers of rows."""
+
+from __future__ import annotations
+
+import os
+import re
+import reprlib
+from pathlib import Path
+
+import torch
+
+from bitport.errors import ArgumentError
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def path_of(given: object, what: str) -> Path:
+    """Path("") is the working directory: what an unset variable is not meant to be."""
+    if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
+        raise ArgumentError(f"{what} must be a path, as text or pathlib.Path, not {reprlib.repr(given)}")
+    return Path(given)
+
+
+def bytes_of(given: object, what: str) -> int:
+    """4GiB, 500 MB, 1000000: powers of 1000, with an i of 1024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", str(given))
+    nbytes = float(found[1]) * UNITS.get(found[2].lower(), 0) if found else 0
+    if not 1 <= nbytes < 1 << 63:
+        raise ArgumentError(f"{what} must be an amount of bytes, such as 4000000000, '4GB' or '500MiB', not {given!r}")
+    return int(nbytes)
+
+
+def floats_of(dtype: object, what: str) -> torch.dtype | None:
+    """The dtype of floats that is asked for, if one is."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArgumentError(f"{what} must be a dtype of floats, such as torch.bfloat16, not {dtype!r}")
+    return dtype
+
+
+def counts_of(rows: object) -> tuple[int, ...]:
+    """One number of rows, or several."""
+    given = rows if isinstance(rows, (tuple, list, range)) else (rows,)
+    if not all(type(count) is int and count >= 0 for count in given):
+        raise ArgumentError(f"rows must be numbers of rows that an input has, such as 1 or (1, 64, 1024), not {rows!r}")
+    return tuple(given)
