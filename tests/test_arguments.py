@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import bitport as bp
-from bitport.algorithms import HQQ
+from bitport.algorithms import GPTQ, HQQ, SignRound
 from bitport.arguments import bytes_of, counts_of, floats_of, path_of
 from bitport.cache import KeyValueStore, cache_format
 from bitport.checkpoint import ModelState, Writer, quantize_files
@@ -20,6 +20,8 @@ from bitport.evaluate import perplexity
 from bitport.export import Method, package
 from bitport.interop import convert
 from bitport.nn import QuantizedLinear
+from bitport.numerics import Format
+from bitport.schemes import Rule, Scheme
 from bitport.train import convert_, release_
 from bitport.train.optim import AdamW
 
@@ -153,6 +155,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[BitportError], str]] = {
     ),
     "text": (lambda: perplexity(model(), "hello"), ArgumentError, "at least two token ids .* not a str"),
     "no module": (lambda: package(Method(None, ()), "a.pt2"), ArgumentError, "of a torch.nn.Module, not of a NoneType"),
+    "option": (lambda: GPTQ(block=0), ArgumentError, r"GPTQ\(block=0\): must be a whole number of at least 1"),
+    "damping": (lambda: GPTQ(damping=-1), ArgumentError, r"GPTQ\(damping=-1\): must be a number of at least 0"),
+    "steps": (lambda: SignRound(steps="x"), ArgumentError, r"steps='x'\): must be a whole number"),
+    "weight": (lambda: Scheme(weight="int4"), SchemeError, "a scheme's weight is a Format, not 'int4'"),
+    "act": (lambda: Scheme(weight=Format(dtype="int8"), act=None), SchemeError, "unknown activation None"),
+    "json": (lambda: Scheme.from_json(None), SchemeError, "not a scheme"),
+    "kinds": (lambda: Rule("*", "int4", 3), RecipeError, "kinds is a tuple of names, not 3"),
     "meta": (lambda: package(Method(model(), ()), "a.pt2", meta=3), ArgumentError, "meta is a dictionary"),
     "weights": (
         lambda: package(Method(model(), ()), "a.pt2", weights=3),

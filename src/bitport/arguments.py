@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import reprlib
@@ -35,6 +36,18 @@ def floats_of(dtype: object, what: str) -> torch.dtype | None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(f"{what} must be a dtype of floats, such as torch.bfloat16, not {dtype!r}")
     return dtype
+
+
+def check_options(given: object, **least: float) -> None:
+    """The options of ``given`` that are named are numbers of at least that much; whole ones, where that is whole."""
+    for name, lowest in least.items():
+        value = getattr(given, name)
+        whole = isinstance(lowest, int)
+        if type(value) not in ((int,) if whole else (int, float)) or not lowest <= value < math.inf:
+            raise ArgumentError(
+                f"{type(given).__name__}({name}={value!r}): must be a {'whole ' if whole else ''}number of at least "
+                f"{lowest:g}"
+            )
 
 
 def counts_of(rows: object) -> tuple[int, ...]:

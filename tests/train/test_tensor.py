@@ -199,7 +199,7 @@ def test_pieces_are_rounded_as_the_whole() -> None:
         ("nvfp4", lambda w: w[:, :128], "one scale for all columns"),
         ("int4-g32", lambda w: w[::2], "rows 0:256:2"),
         ("nvfp4", lambda w: F.linear(w.value, w[:128]), "is a shard, which is not rounded alone"),
-        ("int4-g32", lambda w: w[:, 0], "indexed in dimension 1"),
+        ("int4-g32", lambda w: w[0], "indexed in dimension 0"),
         ("int4-g32", lambda w: w.flatten(), "seen as"),
         ("int4-g32", lambda w: w.reshape(128, 2, 256), "seen as"),
         ("int4-g32", lambda w: w[:, None], "weight.floats"),
@@ -222,7 +222,6 @@ def test_products_other_than_linear_layers() -> None:
     assert torch.allclose(x[:, :64] @ param, x[:, :64] @ whole, atol=1e-4)
     assert torch.equal(F.embedding(torch.tensor([5, 1, 5]), param), whole[[5, 1, 5]])
     assert torch.equal(param[torch.tensor([5, 1])], whole[[5, 1]])
-    assert torch.equal(param[-5, :], whole[-5])
 
 
 def test_tables_with_scales_over_rows() -> None:
@@ -233,9 +232,6 @@ def test_tables_with_scales_over_rows() -> None:
     rows.sum().backward()
     assert param.grad is not None
     assert param.grad.sum() == 2 * 128
-    assert torch.equal(param[200], whole[200])
-    param[200].sum().backward()
-    assert param.grad[200].sum() == 2 * 128
 
 
 @pytest.mark.parametrize(

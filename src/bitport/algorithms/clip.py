@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from bitport.algorithms.clip_core import search
+from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, quantize
 
@@ -20,6 +21,9 @@ class Clip:
     damping: float = 0.01
     name: ClassVar[str] = "clip"
     needs_inputs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_options(self, damping=0.0)
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
         return None

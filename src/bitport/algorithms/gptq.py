@@ -11,6 +11,7 @@ from torch import Tensor
 from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq_core import nearer, solve
 from bitport.algorithms.parts import Params, batch_of, choose, stored
+from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, choose_qparams, quantize
 
@@ -45,6 +46,9 @@ class GPTQ:
     coarse: float = 10.0
     name: ClassVar[str] = "gptq"
     needs_inputs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_options(self, damping=0.0, block=1, coarse=0.0)
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
         return (

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from bitport.algorithms.hqq_core import P, solve
+from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, quantize
 
@@ -21,6 +22,9 @@ class HQQ:
     p: float = P
     name: ClassVar[str] = "hqq"
     needs_inputs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_options(self, steps=0, p=0.0)
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
         return "hqq fits scales, but those of this format are powers of two" if fmt.scale == "e8m0" else None

@@ -11,6 +11,7 @@ from bitport.algorithms.algorithm import Algorithm
 from bitport.algorithms.gptq import GPTQ, KINDS, hessian_of
 from bitport.algorithms.parts import Params, batch_of, stored
 from bitport.algorithms.signround_core import solve
+from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, from_storage, quantize
 
@@ -31,6 +32,9 @@ class SignRound:
     coarse: float = 10.0
     name: ClassVar[str] = "signround"
     needs_inputs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_options(self, steps=0, sweeps=0, damping=0.0, coarse=0.0)
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
         if kind not in KINDS:

@@ -12,6 +12,7 @@ from bitport.algorithms.block import Block, Weight
 from bitport.algorithms.scales_core import Found
 from bitport.algorithms.scaling import Scaling
 from bitport.algorithms.smooth_core import Factor, search
+from bitport.arguments import check_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Smooth(Scaling):
     rows: int = 512
     name: ClassVar[str] = "smooth"
     needs_rows: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_options(self, rows=1)
 
     def refuses(self, weight: Weight) -> str | None:
         if not weight.scheme.act:

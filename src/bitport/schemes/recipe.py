@@ -93,7 +93,7 @@ class Rule:
             raise RecipeError(
                 f"rule {self.match!r}: its scheme is a preset name, a Scheme or 'skip', not {self.scheme!r}"
             )
-        if isinstance(self.kinds, str):
+        if isinstance(self.kinds, str) or not isinstance(self.kinds, Iterable | None):
             raise RecipeError(f"rule {self.match!r}: kinds is a tuple of names, not {self.kinds!r}")
         if isinstance(self.scheme, str) and self.scheme != "skip":
             object.__setattr__(self, "scheme", preset(self.scheme))

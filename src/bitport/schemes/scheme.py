@@ -27,7 +27,9 @@ class Scheme:
     static: bool = False
 
     def __post_init__(self) -> None:
-        if self.act and self.act not in ACTIVATIONS:
+        if not isinstance(self.weight, Format):
+            raise SchemeError(f"a scheme's weight is a Format, not {self.weight!r}; preset('int4') is that of a name")
+        if self.act != "" and self.act not in ACTIVATIONS:
             raise SchemeError(f"unknown activation {self.act!r}; known: {', '.join(ACTIVATIONS)}, or '' for none")
         if self.static and self.act not in STATIC:
             raise SchemeError(
@@ -90,7 +92,7 @@ def parsed(text: str, what: str, kind: type[BitportError]) -> Any:
     """Parse JSON from an untrusted source; raise ``kind`` if it is invalid."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise kind(f"not a {what}: {error}") from error
 
 
