@@ -16,7 +16,7 @@ from torch import nn
 
 import bitport as bp
 from bitport import checkpoint
-from bitport.errors import BitportError
+from bitport.errors import ArgumentError, BitportError
 from bitport.integrations import huggingface as hf
 
 from .models import config, logits, make_directory, transformers
@@ -59,6 +59,16 @@ def test_save_model_makes_a_whole_directory(directory: Path, tmp_path: Path) -> 
     assert torch.equal(logits(loaded), logits(model))
     assert hf.load_tokenizer(tmp_path).decode(hf.token_ids(hf.load_tokenizer(tmp_path), "a b")) == "a b"
     assert loaded.generation_config.repetition_penalty == 1.25
+
+
+def test_what_is_no_model_of_transformers_is_refused_before_anything_is_written(
+    directory: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=r"not a Linear; bitport.save\(model, directory\) writes any other"):
+        hf.save_model(nn.Linear(3, 3), tmp_path / "out")
+    with pytest.raises(ArgumentError, match="a tokenizer is one of transformers, not 'name'"):
+        hf.save_model(hf.load_model(directory), tmp_path / "out", "name")
+    assert not (tmp_path / "out").exists()
 
 
 def test_tied_head_stays_one_parameter(directory: Path, tmp_path: Path) -> None:

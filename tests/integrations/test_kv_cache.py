@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import bitport as bp
 from bitport.cache import CacheFormat, cache_format
@@ -226,6 +226,8 @@ def test_models_that_it_is_not_for(config: str, fields: dict[str, Any], says: st
 def test_a_model_in_the_place_of_its_configuration_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"KVCache.of\(model, ..\) a model, not Llama"):
         KVCache(model_of(), "int8")
+    with pytest.raises(ArgumentError, match=r"KVCache.of\(model, ..\) a model, not Linear"):
+        KVCache.of(nn.Linear(3, 3), "int8")
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux"])

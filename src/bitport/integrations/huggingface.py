@@ -200,6 +200,13 @@ def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shar
     diffusers with :mod:`bitport.integrations.diffusers`: the quantized ``model``, its configuration, and the tokenizer.
     ``shard_size``: as for :func:`bitport.save`."""
     root, model = path_of(directory, "directory"), getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    if not is_component(model) and not hasattr(model, "can_generate"):
+        raise ArgumentError(
+            f"save_model takes a model of transformers or diffusers, not a {type(model).__name__}; bitport.save(model, "
+            "directory) writes any other"
+        )
+    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
+        raise ArgumentError(f"a tokenizer is one of transformers, not {tokenizer!r}")
     files = [root / name for index in INDEXES for name in (index, index.removesuffix(".index.json"))]
     if not (root / MANIFEST).exists() and (there := [path.name for path in files if path.exists()]):
         raise ArgumentError(f"{root} holds another model already ({shortened(there)}); choose another directory")
