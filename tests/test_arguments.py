@@ -131,6 +131,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[BitportError], str]] = {
         ArgumentError,
         "together holds lists of globs",
     ),
+    "no numbers": (
+        lambda: bp.mixed(model().to("meta"), calibrate=DATA, bits=5),
+        ArgumentError,
+        "0.weight is on the meta device",
+    ),
     "sample": (lambda: bp.mixed(model(), calibrate=DATA, bits=5, sample="2"), ArgumentError, "sample='2'"),
     "source": (lambda: quantize_files(None, "x", "int4"), ArgumentError, "source must be a path"),
     "part": (lambda: Writer("x").add("a", [1]), ArgumentError, "tensors by name, not a list by 'a'"),

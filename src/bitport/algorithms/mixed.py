@@ -169,7 +169,10 @@ def costs(
         raise ArgumentError(f"sample={sample!r}: the predictions of at least one batch must be compared")
     if isinstance(together, str) or any(isinstance(globs, str) for globs in together):
         raise ArgumentError(f"together holds lists of globs, such as [['*.q_proj', '*.k_proj']], not {together!r}")
-    targets, batches = _chosen_for(model, schemes[0], rules), batches_of(model, calibrate)
+    targets = _chosen_for(model, schemes[0], rules)
+    if unread := [target.name for target in targets if target.weight(model).is_meta]:
+        raise ArgumentError(f"{unread[0]} is on the meta device: what its bits cost is measured on its numbers")
+    batches = batches_of(model, calibrate)
     if not batches:
         raise ArgumentError("the cost of bits is measured on data, but calibrate holds no batch")
     tied = by_storage(targets)
