@@ -277,10 +277,8 @@ def random_apart(device: torch.device) -> AbstractContextManager[None]:
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the float parameters of ``model`` in place, and let quantized ones dequantize to ``dtype``. Buffers are not
-    cast, since rotary frequencies must be float32. Tied parameters stay tied."""
-    if not dtype.is_floating_point:
-        raise ArgumentError(f"a model computes in a float dtype, not in {dtype}")
+    """Cast the float parameters of ``model`` in place and let the quantized ones give ``dtype``. Buffers stay: rotary
+    frequencies are to be float32. Tied parameters stay tied."""
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in list(module.named_parameters(recurse=False)):
