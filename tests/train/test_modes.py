@@ -102,7 +102,7 @@ def test_inference_mode_rounds_as_training_does() -> None:
 
 
 @pytest.mark.parametrize("given", ["keys", "keys and values"])
-@pytest.mark.parametrize("scheme", ["fp8-wo", "nvfp4-wo", "fp8-block"])
+@pytest.mark.parametrize("scheme", ["fp8", "nvfp4", "fp8-block"])
 def test_attention_to_something_else_is_rounded_as_the_whole(scheme: str, given: str) -> None:
     """torch cuts its weight in three, also where one scale is for all of it, or blocks cross."""
     attention = nn.MultiheadAttention(96, 4, batch_first=True)
