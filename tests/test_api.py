@@ -1,4 +1,4 @@
-"""The verbs on whole models: quantize_, dequantize_, explain."""
+"""The top-level functions on whole models: quantize_, dequantize_, explain."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ assert len(errors) == 8 and max(errors) < 1e-5, errors
 
 
 def test_the_first_calls_of_a_process_are_those_of_several_threads() -> None:
-    """partially initialized module 'torch.distributed.tensor' has no attribute 'DTensor'."""
+    """Guards against "partially initialized module 'torch.distributed.tensor' has no attribute 'DTensor'"."""
     done = run_python(FIRST_CALLS)
     assert (done.returncode, done.stderr) == (0, "")
 

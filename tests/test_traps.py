@@ -216,7 +216,7 @@ def test_quantizing_twice_is_told_and_harmless() -> None:
 )
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8-wo", "nf4"])
 def test_a_quantized_convolution_runs(made: Callable[[], nn.Module], given: tuple[int, ...], scheme: str) -> None:
-    """quantize_ succeeded and the forward failed."""
+    """quantize_ succeeded, and the forward failed."""
     conv = made()
     report = bitport.quantize_(conv, {"*": scheme})
     assert [layer.scheme for layer in report.layers] == [scheme]
@@ -456,7 +456,7 @@ def test_printing_a_model_shows_no_numbers() -> None:
 
 
 def test_compiled_subclasses_do_not_alias() -> None:
-    """ao 1463: a view of a subclass parameter in a compiled graph."""
+    """ao 1463: a compiled graph that returns a view of a subclass parameter."""
     model, x = layer(), torch.randn(3, 96)
     torch.compiler.reset()
     run = torch.compile(

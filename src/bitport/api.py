@@ -117,8 +117,8 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
 
 
 def explain(model: nn.Module, rows: int | Sequence[int] = (1, 64, 1024)) -> Explanation:
-    """For each quantized weight: scheme, layout, and for each number of rows the kernel that will run and why each
-    faster one was refused. For a sharded weight: for the shard of this process."""
+    """For each quantized weight: scheme, layout, and for each number of input rows (tokens at once) the kernel that
+    will run and why each faster one is refused. For a sharded weight: for the shard of this process."""
     plugins.load()
     check_model(model)
     counts = counts_of(rows)

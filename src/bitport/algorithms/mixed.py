@@ -59,7 +59,8 @@ class Costs:
         return sum(torch.Size(target.shape).numel() for target in unique.values())
 
     def recipe(self, *, bits: float | None = None, nbytes: int | str | None = None) -> Recipe:
-        """The one of least cost within ``nbytes``, or ``bits`` for each weight, scales and zero points included."""
+        """Return the recipe of least cost within ``nbytes``, or ``bits`` per weight including scales and zero
+        points."""
         chosen = choose(self.options, _budget(self.weights, bits, nbytes))
         rules = [
             Rule(glob.escape(target.name), self.candidates[at], (target.kind,))
@@ -139,7 +140,7 @@ def _size(model: nn.Module, target: Target, scheme: Scheme) -> int:
 
 
 def _budget(weights: int, bits: float | None, nbytes: int | str | None) -> int:
-    """Bytes for so many weights."""
+    """The number of bytes for that many weights."""
     if (bits is None) == (nbytes is None):
         raise ArgumentError(f"give the size as either bits= or nbytes=, not bits={bits}, nbytes={nbytes}")
     if nbytes is not None:

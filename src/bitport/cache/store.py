@@ -168,7 +168,7 @@ class KeyValueStore:
         return OPS["attention"].overload(q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
 
     def crop(self, tokens: int) -> None:
-        """Keep the first ``tokens`` of each sequence."""
+        """Keep the first ``tokens`` tokens of each sequence."""
         if not hasattr(tokens, "__index__") or not 0 <= tokens <= len(self):
             raise ArgumentError(f"a store of {len(self)} tokens can be cut to 0 to {len(self)}, not to {tokens!r}")
         if self._sides is None:
@@ -188,7 +188,7 @@ class KeyValueStore:
                 side.dense.append(rest)
 
     def select(self, sequences: Tensor) -> None:
-        """Keep the sequences of these numbers, in this order; one may be named twice."""
+        """Keep the sequences with these indices, in this order; an index may be repeated."""
         if not isinstance(sequences, Tensor) or sequences.dtype not in (torch.int32, torch.int64):
             raise ArgumentError(f"sequences must be a tensor of their numbers, int32 or int64, not {sequences!r}")
         self._change(lambda rows: rows.index_select(0, sequences.to(rows.device)))
@@ -200,7 +200,7 @@ class KeyValueStore:
         self._change(lambda rows: rows.repeat_interleave(times, 0))
 
     def to(self, device: torch.device | str | int) -> None:
-        """Move what is kept to ``device``, in place; no number changes."""
+        """Move the stored tokens to ``device``, in place and bit for bit."""
         check_present(device)
         self._change(lambda rows: rows.to(device))
 

@@ -32,7 +32,7 @@ from bitport.schemes import Choice, Plan, Recipe, RecipeLike
 from bitport.schemes.plan import refuse_static
 
 STEP = 256 * 10**6
-"""After so many bytes written what is done stays, should the run be killed."""
+"""Bytes written between two journal entries, which make the work so far survive a killed run."""
 ADVICE = "raise the limit if the machine has more, or leave out the largest weights"
 RUN = "use bitport.stream.Stream, as bitport quantize --data FILE does, or quantize_(model, .., calibrate=batches)"
 """What to do if the files alone are not sufficient."""

@@ -27,7 +27,7 @@ BUFFERS = ("persistent", "derived")
 
 
 def read_manifest(directory: str | Path) -> Manifest:
-    """What the checkpoint in ``directory`` holds; CheckpointError if that cannot be told for certain."""
+    """Read the manifest of the checkpoint in ``directory``; CheckpointError if it is not valid."""
     path = path_of(directory, "directory")
     if not (path / NAME).is_file():
         raise CheckpointError(

@@ -46,7 +46,7 @@ class Slot:
 
 
 def slots(model: nn.Module) -> Iterator[Slot]:
-    """Every slot in the model's order; tied tensors and shared modules under each of their names."""
+    """Every slot in the order of the model; tied tensors and shared modules appear under each of their names."""
     full: dict[str, str] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:

@@ -67,7 +67,7 @@ class Writer:
             self.abandon()
 
     def add(self, name: str, tensor: Tensor, *, buffer: str = "") -> None:
-        """Write ``tensor`` now. ``buffer``: see :class:`Entry`."""
+        """Write ``tensor`` immediately. ``buffer``: see :class:`Entry`."""
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ArgumentError(f"a checkpoint holds tensors by name, not a {type(tensor).__name__} by {name!r}")
         if name in self.entries or name in self.tied:

@@ -34,8 +34,8 @@ FORMAT, VERSION = "bitport-package", 3
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
-    """The package ``path``; ExportError if it is damaged or not for this machine. ``verify``: read all weights once and
-    compare their checksum."""
+    """Open the package ``path``; ExportError if it is damaged or not for this machine. ``verify``: read all weights
+    once and compare their checksum."""
     file = path_of(path, "path")
     try:
         with ArchiveReader(file) as archive:

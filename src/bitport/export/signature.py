@@ -20,7 +20,7 @@ Sizes = dict[str, list[int | None]]
 
 
 def check(name: str, method: Method) -> None:
-    """Before anything is traced."""
+    """Validate a method before anything is traced."""
     if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError(f"a method is called by an identifier, such as decode, not {name!r}")
     if not isinstance(method, Method) or not isinstance(method.args, tuple):

@@ -196,8 +196,8 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shard_size: int | str = SHARD_SIZE) -> None:
-    """A directory that :func:`load_model` reads, and transformers with :mod:`bitport.integrations.transformers` or
-    diffusers with :mod:`bitport.integrations.diffusers`: the quantized ``model``, its configuration, and the tokenizer.
+    """Save the quantized ``model``, its configuration, and the tokenizer to a directory for :func:`load_model`, or for
+    transformers and diffusers with :mod:`bitport.integrations.transformers` and :mod:`bitport.integrations.diffusers`.
     ``shard_size``: as for :func:`bitport.save`."""
     root, model = path_of(directory, "directory"), getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     if not is_component(model) and not hasattr(model, "can_generate"):
@@ -277,8 +277,8 @@ def random_apart(device: torch.device) -> AbstractContextManager[None]:
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the float parameters of ``model`` in place and let the quantized ones give ``dtype``. Buffers stay: rotary
-    frequencies are to be float32. Tied parameters stay tied."""
+    """Cast the float parameters of ``model`` in place, and let quantized ones dequantize to ``dtype``. Buffers are not
+    cast, since rotary frequencies must be float32. Tied parameters stay tied."""
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in list(module.named_parameters(recurse=False)):
@@ -288,7 +288,7 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def model_directory(directory: str | Path) -> Path:
-    """``directory``; ArgumentError unless it may hold a model."""
+    """Return ``directory`` as a path; ArgumentError unless it can hold a model."""
     root = path_of(directory, "directory")
     if not root.is_dir():
         gguf = root.suffix == ".gguf" and root.is_file()

@@ -175,8 +175,8 @@ class KVCache(DynamicCache):
 
     @classmethod
     def of(cls, model: Any, format: str | CacheFormat = "int8") -> KVCache:
-        """A new cache for ``model``, whose attention becomes the one that reads it in place. A model that cannot have
-        "sdpa" (soft caps on its scores, sinks) cannot have that one either: it keeps its own, which is given floats."""
+        """Create a cache for ``model`` and switch its attention to the one that reads it in place. A model that does
+        not support "sdpa" (soft-capped scores, sinks) keeps its own attention, which is given floats."""
         cache, decoder = cls(getattr(model, "config", model), format), model.config.get_text_config(decoder=True)
         plain = model._supports_sdpa and getattr(decoder, "attn_logit_softcapping", None) is None
         if plain and decoder._attn_implementation != ATTENTION:

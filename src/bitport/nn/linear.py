@@ -51,7 +51,7 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, scheme: str | Scheme) -> QuantizedLinear:
-        """The layer with its weight rounded to ``scheme`` (kept as it is, if it is a QTensor of that scheme)."""
+        """The layer with its weight quantized to ``scheme``; a weight that is already a QTensor of it is kept."""
         if not isinstance(linear, nn.Linear):
             raise ArgumentError(f"from_linear takes an nn.Linear, not a {type(linear).__name__}")
         weight = linear.weight

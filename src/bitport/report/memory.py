@@ -51,7 +51,7 @@ class Memory:
         return f"{size(self.total)} ({listed}){on_disk}"
 
     def check(self, given: int | str | None, advice: str) -> None:
-        """ArgumentError where it is more than ``given``, by default than the machine allows."""
+        """Raise ArgumentError if the total exceeds ``given``, by default what the machine allows."""
         limit = available() if given is None else bytes_of(given, "memory_limit")
         if limit is not None and self.total > limit:
             raise ArgumentError(f"this needs about {self} of memory, and {size(limit)} are allowed: {advice}")

@@ -52,7 +52,15 @@ SUFFIXES = ("g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo", "static")
 
 
 def preset(name: str) -> Scheme:
-    """The scheme called ``name``; raises :class:`SchemeError` with the known names for any other."""
+    """The scheme called ``name``; SchemeError with the known names for any other.
+
+    A name is one of :data:`PRESETS`, then any of these suffixes, such as ``int4-g32-sym`` or ``mxfp4-wo``::
+
+        -g<N>       one scale per N inputs          -channel  one per output row     -tensor  one for all
+        -b<R>x<C>   one per block of R rows and C inputs
+        -sym        no zero point     -asym  integer zero point     -fzero  float zero point (HQQ, tinygemm)
+        -wo         weight only: the input is not rounded    -static  its scale is fixed by calibration
+    """
     if not isinstance(name, str):
         raise SchemeError(f"a scheme is given as a Scheme or by name, such as 'int4', not as {name!r}")
     base = max((p for p in PRESETS if name == p or name.startswith(p + "-")), key=len, default=None)

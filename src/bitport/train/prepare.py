@@ -147,9 +147,9 @@ class Held:
 
 
 def convert_(model: nn.Module, *, measure: bool = True) -> Report:
-    """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and put learned
-    scales into quantized ones. An optimizer made before still holds the float weights: delete it.
-    ``measure``: work out the error of each prepared weight for the report."""
+    """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and merge learned
+    scales into quantized weights. Existing optimizers still hold the float weights: delete them.
+    ``measure``: compute the error of each prepared weight for the report."""
     check_model(model)
     refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
     before = sum(param.nbytes for param in model.parameters())
@@ -184,8 +184,8 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
 
 
 def release_(model: nn.Module) -> nn.Module:
-    """Turn the prepared weights of ``model`` back into ordinary float parameters, in place; tied ones stay tied, and
-    optimizers keep training them, as after :func:`prepare_`."""
+    """Turn the prepared weights of ``model`` back into ordinary float parameters, in place. Tied weights stay tied, and
+    existing optimizers keep training them, as after :func:`prepare_`."""
     check_model(model)
     refuse_fsdp(model, "release_", OF_ONE_PROCESS)
     prepared = [*_prepared(model)]
