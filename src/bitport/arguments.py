@@ -1,4 +1,4 @@
-"""What users give, checked before anything is done with it: paths, amounts of memory, dtypes, numbers of rows."""
+"""Validate arguments of public functions before any work is done: paths, sizes, dtypes, row counts, options."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 
 
 def path_of(given: object, what: str) -> Path:
-    """Path("") is the working directory: what an unset variable is not meant to be."""
+    """Return ``given`` as a path. "" is refused: Path takes it for the working directory, but it is usually an unset
+    variable."""
     if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
         raise ArgumentError(f"{what} must be a path, as text or pathlib.Path, not {reprlib.repr(given)}")
     return Path(given)
 
 
 def bytes_of(given: object, what: str) -> int:
-    """4GiB, 500 MB, 1000000: powers of 1000, with an i of 1024."""
+    """Parse a number of bytes such as 1000000, "500 MB" (powers of 1000) or "4GiB" (powers of 1024)."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", str(given))
     nbytes = float(found[1]) * UNITS.get(found[2].lower(), 0) if found else 0
     if not 1 <= nbytes < 1 << 63:
@@ -32,14 +33,15 @@ def bytes_of(given: object, what: str) -> int:
 
 
 def floats_of(dtype: object, what: str) -> torch.dtype | None:
-    """The dtype of floats that is asked for, if one is."""
+    """Return ``dtype`` if it is a floating-point dtype or None."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(f"{what} must be a dtype of floats, such as torch.bfloat16, not {dtype!r}")
     return dtype
 
 
 def check_options(given: object, **least: float) -> None:
-    """The options of ``given`` that are named are numbers of at least that much; whole ones, where that is whole."""
+    """Raise ArgumentError unless each named attribute of ``given`` is a finite number of at least the given minimum,
+    and an integer if the minimum is one."""
     for name, lowest in least.items():
         value = getattr(given, name)
         whole = isinstance(lowest, int)
@@ -51,7 +53,7 @@ def check_options(given: object, **least: float) -> None:
 
 
 def counts_of(rows: object) -> tuple[int, ...]:
-    """One number of rows, or several."""
+    """Return a row count, or a sequence of them, as a tuple."""
     given = rows if isinstance(rows, (tuple, list, range)) else (rows,)
     if not all(type(count) is int and count >= 0 for count in given):
         raise ArgumentError(f"rows must be numbers of rows that an input has, such as 1 or (1, 64, 1024), not {rows!r}")

@@ -175,7 +175,7 @@ class Source:
                 yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened(held.file).read(held.name)
 
     def check_apart(self, directory: Path) -> None:
-        """ArgumentError where it lies in the source, which is only read, or is a file."""
+        """ArgumentError if ``directory`` is inside the source, which is read-only, or is a file."""
         if directory.exists() and not directory.is_dir():
             raise ArgumentError(f"{directory} is a file; give a directory")
         if self.is_directory and directory.resolve().is_relative_to(self.path.resolve()):

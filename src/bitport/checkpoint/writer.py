@@ -33,7 +33,7 @@ SHARD_SIZE = 4 * 10**9
 
 
 class Writer:
-    """``with Writer(directory) as writer: writer.add(name, tensor)``; the end of the block makes it the checkpoint, an
+    """``with Writer(directory) as writer: writer.add(name, tensor)``; leaving the block publishes the checkpoint, an
     error inside leaves the directory as it was. A shard ends before a tensor that would make it larger than
     ``shard_size``, in bytes or as a text, "5GB" or "500MiB".
 

@@ -90,7 +90,7 @@ def seed(text: str) -> int:
 
 
 def location(text: str) -> Path:
-    if not text:  # what an unset variable of a shell is not meant to be
+    if not text:  # usually an unset shell variable
         raise argparse.ArgumentTypeError("the name is empty; '.' is the directory you are in")
     return Path(text)
 

@@ -199,7 +199,7 @@ def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shar
     """Save the quantized ``model``, its configuration, and the tokenizer to a directory for :func:`load_model`, or for
     transformers and diffusers with :mod:`bitport.integrations.transformers` and :mod:`bitport.integrations.diffusers`.
     ``shard_size``: as for :func:`bitport.save`."""
-    root, model = path_of(directory, "directory"), getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    root, model = path_of(directory, "directory"), getattr(model, "_orig_mod", model)  # the model inside torch.compile
     if not is_component(model) and not hasattr(model, "can_generate"):
         raise ArgumentError(
             f"save_model takes a model of transformers or diffusers, not a {type(model).__name__}; bitport.save(model, "

@@ -86,7 +86,7 @@ def convert(
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")
     path, there = path_of(source, "source"), path_of(target, "target")
     described, limit = None if config is None else path_of(config, "config"), bytes_of(shard_size, "shard_size")
-    with torch.device("cpu"):  # another default is the user's
+    with torch.device("cpu"):  # regardless of the user's default device
         if to == gguf.Writer.name:
             files = source_of(path, described)
             _check_file(files, there, overwrite)

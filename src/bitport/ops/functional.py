@@ -84,8 +84,8 @@ def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def attention_by(rows_apart: Callable[[Any, int], Any]) -> Callable[..., Any]:
-    """Attention to something else cuts its weight in three, wherever blocks end: ``rows_apart`` makes of the weight,
-    and of the rows of a third, one that can be cut so."""
+    """Wrap F.multi_head_attention_forward, which splits the input projection into three if query, key and value differ.
+    ``rows_apart(weight, rows of a third)`` returns an equal weight that can be split there, even within blocks."""
 
     def attention(
         query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, weight: Any, *rest: Any, **more: Any
@@ -99,7 +99,7 @@ def attention_by(rows_apart: Callable[[Any, int], Any]) -> Callable[..., Any]:
 
 
 def _rows_apart(weight: Any, width: int) -> Any:
-    """torch.export knows weights that are parameters, and pieces of these: it gets the error of a piece."""
+    """Export only supports parameters and slices of them, so there the slice is left to raise its own error."""
     cut = isinstance(weight, QTensor) and width % unit(weight, 0) != 0
     return by_rows(weight) if cut and not torch.compiler.is_exporting() else weight
 

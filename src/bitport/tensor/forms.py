@@ -1,4 +1,4 @@
-"""The same numbers in another format, exactly: where the one a QTensor has does not allow what is done with it."""
+"""Exact conversions of a QTensor to another format, for operations that its own format does not allow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitport.tensor.qtensor import QTensor
 
 
 def by_rows(q: QTensor) -> QTensor:
-    """A scale over several rows as one for each; in the plain layout."""
+    """Repeat scales shared by several rows, so that each row has its own. The result has the plain layout."""
     q = compilable(q).to_layout("plain")
     n, fmt = q.matrix.n, q.scheme.weight
     each = torch.arange(n, device=q.qdata.device) // q.matrix.block_n
@@ -25,7 +25,7 @@ def by_rows(q: QTensor) -> QTensor:
 
 
 def without_global(q: QTensor) -> QTensor:
-    """A global scale as a part of every scale: their product in float32, which is what either is multiplied by."""
+    """Fold a global scale into the block scales: their float32 product, which is what dequantization uses anyway."""
     if q.scale2 is None:
         return q
     parts = q.parts._replace(scale=block_scale(q.scale, q.scale2), scale2=None)
@@ -33,7 +33,7 @@ def without_global(q: QTensor) -> QTensor:
 
 
 def compilable(q: QTensor) -> QTensor:
-    """Before a layout is undone: while a program is compiled, scales are what inductor makes loops over."""
+    """While a program is compiled, give a weight in a layout scales that inductor can generate loops over."""
     parts = readable(q.parts) if torch.compiler.is_compiling() and q.bits_layout != "plain" else q.parts
     if parts.scale.dtype == q.scale.dtype:
         return q

@@ -63,7 +63,7 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
 
 
 class _RowsApart(torch.autograd.Function):
-    """The weight as it is rounded now, with a scale for each row."""
+    """The weight rounded as in this step, with one scale per row."""
 
     @staticmethod
     def forward(ctx: Any, w: TrainedTensor) -> TrainedTensor:

@@ -194,7 +194,7 @@ class TrainedTensor(Tensor):
         result = func(*tree_map(value_of, args), **tree_map(value_of, kwargs or {}))
         if not func._schema.is_mutable:
             return result
-        returns = func._schema.returns  # an op returns what it wrote to as it was given
+        returns = func._schema.returns  # in-place and out= ops return the argument itself
         written = (kwargs or {}).get("out", args[0])
         return written if len(returns) == 1 and returns[0].alias_info is not None else result
 

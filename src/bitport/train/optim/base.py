@@ -236,5 +236,5 @@ def _plain(state: Group, name: str) -> Tensor:
 
 
 def _number(option: Any) -> float:
-    """NaN, which is in no range, for what is no number."""
+    """Return ``option`` as a float, or NaN, which is outside every range, if it is not a number."""
     return float(option) if isinstance(option, (numbers.Real, Tensor)) else float("nan")
