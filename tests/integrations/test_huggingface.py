@@ -79,6 +79,29 @@ def test_tied_head_stays_one_parameter(directory: Path, tmp_path: Path) -> None:
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
 
 
+@pytest.mark.parametrize("name", ["llava", "emu3"])
+def test_language_models_that_transformers_does_not_list(name: str, tmp_path: Path) -> None:
+    """AutoModelForCausalLM takes neither: config.json names the class."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if name == "emu3":
+        ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+        said = transformers.Emu3TextConfig(vocab_size=320, num_key_value_heads=2, **sizes, **ends)
+        kind = transformers.Emu3ForCausalLM
+    else:
+        seen = transformers.CLIPVisionConfig(image_size=16, patch_size=8, projection_dim=32, **sizes)
+        said = transformers.LlavaConfig(vision_config=seen, text_config=config(pad_token_id=0), image_token_index=319)
+        kind = transformers.LlavaForConditionalGeneration
+    torch.manual_seed(0)
+    kind(said).bfloat16().save_pretrained(tmp_path / "float")
+    right = kind.from_pretrained(tmp_path / "float")
+    assert torch.equal(logits(hf.load_model(tmp_path / "float")), logits(right))
+    checkpoint.quantize_files(tmp_path / "float", tmp_path / "out", "int4")
+    bp.quantize_(right, "int4")
+    loaded = hf.load_model(tmp_path / "out")
+    assert isinstance(loaded, kind)
+    assert torch.equal(logits(loaded), logits(right))
+
+
 def test_dtype_is_what_is_computed_in_and_numbers_stay(directory: Path, tmp_path: Path) -> None:
     checkpoint.quantize_files(directory, tmp_path, "int4")
     plain, cast = hf.load_model(tmp_path), hf.load_model(tmp_path, dtype=torch.float32)
@@ -182,7 +205,12 @@ def _unknown_model(path: Path) -> None:
 
 
 def _no_language_model(path: Path) -> None:
-    transformers.T5Config().save_pretrained(path)
+    transformers.T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(path)
+    hf.empty_model(path)
+
+
+def _no_text_without_an_image(path: Path) -> None:
+    transformers.BlipConfig(architectures=["BlipForConditionalGeneration"]).save_pretrained(path)
     hf.empty_model(path)
 
 
@@ -239,6 +267,7 @@ PROBLEMS = {
         _no_language_model,
         "cannot read [^ ]+: it is no causal language model; .{,99}$",
     ),
+    "no text without an image": (_no_text_without_an_image, "it is no causal language model; "),
     "no weights": (_no_weights, r"has no \.safetensors file"),
     "cut weights": (_cut_weights, "not a whole safetensors file"),
     "pickled weights": (_pickled_weights, r"pytorch_model\.bin is a pickle"),

@@ -105,7 +105,7 @@ def load_model(
     elif name := class_name(root):
         raise BitportError(f"{root} is a model of diffusers in float: diffusers.{name}.from_pretrained loads it")
     else:
-        model, _ = _pretrained(root, CAUSAL)
+        model, _ = _pretrained(root, causal=True)
     if device is not None:
         model = model.to(device)
     if dtype is not None:
@@ -117,7 +117,7 @@ def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, caus
     """Load the whole float model from ``directory``, in order to save it again: BitportError if its files hold tensors
     that would be lost. ``causal``: load a causal language model, else the class that config.json names."""
     root = model_directory(directory)
-    model, unexpected = _pretrained(root, CAUSAL if causal else _named(_config(root)))
+    model, unexpected = _pretrained(root, causal=causal)
     if unexpected:
         raise BitportError(
             f"{root} is more than a {type(model).__name__}, which has no {shortened(unexpected)}: quantize its files "
@@ -137,7 +137,7 @@ def empty_model(directory: str | Path) -> Any:
             return component(root, name)
     config = _config(root)
     with EmptyOnMeta():
-        model = _made(root, f"{CAUSAL}.from_config", config, trust_remote_code=False)
+        model = _from_config(root, _causal(config), config)
     if (root / "generation_config.json").is_file():
         model.generation_config = _made(root, "GenerationConfig.from_pretrained", root)
     return model
@@ -151,11 +151,8 @@ def named_model(directory: str | Path) -> Any:
         with torch.device("meta"):
             return component(root, part)
     config = _config(root)
-    name = _named(config)
     with torch.device("meta"):
-        if name == CAUSAL:
-            return _made(root, f"{name}.from_config", config, trust_remote_code=False)
-        return _made(root, name, config)
+        return _from_config(root, _named(config), config)
 
 
 def _named(config: Any) -> str:
@@ -166,6 +163,24 @@ def _named(config: Any) -> str:
     return name if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else CAUSAL
 
 
+def _causal(config: Any) -> str:
+    """The class of the causal language model: what transformers lists as one; else, as of models that see images or
+    hear too, the class that ``config`` names, if text alone is enough for it."""
+    transformers, name = _transformers(), _named(config)
+    if name == CAUSAL or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return CAUSAL
+    found = getattr(transformers, name)
+    writes = found.can_generate() and found.main_input_name == "input_ids" and not config.is_encoder_decoder
+    return name if writes else CAUSAL
+
+
+def _from_config(root: Path, name: str, config: Any) -> Any:
+    """The model of the class ``name``, built as the context says."""
+    if name == CAUSAL:
+        return _made(root, f"{name}.from_config", config, trust_remote_code=False)
+    return _made(root, name, config)
+
+
 def _config(root: Path) -> Any:
     """The model configuration, without settings for how transformers should load it."""
     config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
@@ -173,10 +188,12 @@ def _config(root: Path) -> Any:
     return config
 
 
-def _pretrained(root: Path, name: str) -> tuple[Any, list[str]]:
-    """Load safetensors files as the transformers class ``name``; returns the model and unexpected keys. BitportError if
-    any weight would have to be initialized."""
-    Source(root, quantized=True)  # raises clear errors for invalid files
+def _pretrained(root: Path, *, causal: bool) -> tuple[Any, list[str]]:
+    """What transformers makes of safetensors files, none of whose weights it has to invent, and what it has no place
+    for. ``causal``: as for :func:`whole_model`."""
+    Source(root, quantized=True)  # says in words what is wrong with files
+    config = _config(root)
+    name = _causal(config) if causal else _named(config)
     options = {**SAFELY, "dtype": "auto", "use_safetensors": True, "output_loading_info": True}
     try:
         model, found = _made(root, f"{name}.from_pretrained", root, **options)
