@@ -16,7 +16,8 @@ from torch import nn
 
 import bitport as bp
 from bitport import checkpoint
-from bitport.errors import ArgumentError, BitportError
+from bitport.cli.streamed import WINDOW, window_of
+from bitport.errors import BitportError
 from bitport.integrations import huggingface as hf
 
 from .models import config, logits, make_directory, transformers
@@ -100,6 +101,16 @@ def test_language_models_that_transformers_does_not_list(name: str, tmp_path: Pa
     loaded = hf.load_model(tmp_path / "out")
     assert isinstance(loaded, kind)
     assert torch.equal(logits(loaded), logits(right))
+
+
+def test_positions_are_those_of_what_writes() -> None:
+    """A model that sees too has them in the config of its decoder, and XLNet has no limit, which it says by -1."""
+    with torch.device("meta"):
+        seen = transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(text_config=config()))
+        unlimited = transformers.XLNetLMHeadModel(transformers.XLNetConfig(n_layer=1))
+        plain = transformers.LlamaForCausalLM(config())
+    assert [hf.positions_of(each) for each in (plain, seen, unlimited)] == [256, 256, None]
+    assert window_of(unlimited) == WINDOW
 
 
 def test_dtype_is_what_is_computed_in_and_numbers_stay(directory: Path, tmp_path: Path) -> None:

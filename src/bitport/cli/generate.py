@@ -10,7 +10,7 @@ import torch
 
 from bitport.cli.common import add_cache, add_device, add_verb, count, dtype_of, location, seed, show
 from bitport.errors import ArgumentError
-from bitport.integrations.huggingface import check_ids, load_model, load_tokenizer, random_apart
+from bitport.integrations.huggingface import check_ids, load_model, load_tokenizer, positions_of, random_apart
 
 COLDEST = 1e-30
 """Smallest temperature: dividing logits by less would overflow."""
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_positions(model: Any, prompt: int, new: int) -> None:
-    """Raise ArgumentError if ``model`` has too few positions. The last new token is never fed back, so needs none."""
-    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    """ArgumentError where ``model`` does not know as many. The last token is not given to it any more."""
+    known = positions_of(model)
     if known is not None and prompt + new - 1 > known:
         advice = f"--max-new-tokens {known + 1 - prompt}" if prompt <= known else "a shorter prompt"
         raise ArgumentError(

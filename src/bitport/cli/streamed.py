@@ -20,7 +20,15 @@ from bitport.checkpoint.source import Source
 from bitport.cli.common import count, location, nbytes, seed
 from bitport.cli.foretell import foretold
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.integrations.huggingface import check_ids, empty_model, load_model, load_tokenizer, own_text, token_ids
+from bitport.integrations.huggingface import (
+    check_ids,
+    empty_model,
+    load_model,
+    load_tokenizer,
+    own_text,
+    positions_of,
+    token_ids,
+)
 from bitport.integrations.names import arrangement
 from bitport.report import Report
 from bitport.report.memory import Memory, available
@@ -233,4 +241,4 @@ def _check_loadable(args: argparse.Namespace) -> None:
 
 
 def window_of(model: Any) -> int:
-    return min(WINDOW, getattr(model.config, "max_position_embeddings", WINDOW))
+    return min(WINDOW, positions_of(model) or WINDOW)

@@ -30,6 +30,7 @@ from bitport.integrations.huggingface import (
     load_tokenizer,
     logits_of,
     model_directory,
+    positions_of,
     token_ids,
 )
 from bitport.report import Report
@@ -145,8 +146,8 @@ def _inputs(model: Any, tokens: Tensor, how: How) -> dict[str, Rows]:
 def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
     """Load the model, and tokenize the text with its tokenizer."""
     model = load_model(directory, how.device, how.dtype)
-    positions = getattr(model.config, "max_position_embeddings", how.window)
-    if how.window > positions:
+    positions = positions_of(model)
+    if positions is not None and how.window > positions:
         raise ArgumentError(
             f"{directory} supports {positions} positions: give a --window of at most that, not {how.window}"
         )

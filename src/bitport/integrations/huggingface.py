@@ -261,6 +261,17 @@ def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
         )
 
 
+def text_config(model: Any) -> Any:
+    """The config of what writes: a model that sees or hears too has one for each of its parts."""
+    return model.config.get_text_config(decoder=True)
+
+
+def positions_of(model: Any) -> int | None:
+    """The positions that ``model`` knows; None where it names no limit, or, as XLNet does by -1, says it has none."""
+    known = getattr(text_config(model), "max_position_embeddings", None)
+    return known if known is not None and known > 0 else None
+
+
 def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]:
     """Token ids [1, window] sampled from ``model`` itself, each text starting with a random token drawn by ``seed``: a
     calibration set if there is no other."""

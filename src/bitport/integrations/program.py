@@ -7,6 +7,7 @@ owns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from bitport.errors import ArgumentError, ExportError
 from bitport.export import Method
 from bitport.integrations.cache_name import cache_of, with_cache
+from bitport.integrations.huggingface import positions_of, text_config
 
 LONGEST = 2048
 """Default maximum for the positions of the cache, limited to what the model supports."""
@@ -36,21 +38,34 @@ class Given:
         return self.keys, self.values
 
 
+ONLY = "only models with full attention and keys and values as their state can be exported so"
+
+
+def cache_in(layers: Sequence[Any]) -> Any:
+    """A cache of ``layers``. Positions, which are data, say how much it holds: a program has no number for that."""
+    from transformers.cache_utils import Cache
+
+    def get_seq_length(*args: Any) -> int:
+        raise ExportError(f"this model asks its cache how many positions it holds, which is data in a program: {ONLY}")
+
+    cache: Any = Cache(layers=list(layers))
+    cache.get_seq_length = get_seq_length
+    return cache
+
+
 class WithCache(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor]) -> Tensor:
-        from transformers.cache_utils import Cache
-
-        layers: Any = [Given(*pair, positions) for pair in zip(cache[::2], cache[1::2], strict=True)]
+        layers = [Given(*pair, positions) for pair in zip(cache[::2], cache[1::2], strict=True)]
         seen = torch.arange(cache[0].shape[2], device=ids.device) <= positions[:, None]
         result = self.model(
             input_ids=ids,
             attention_mask=seen[None, None],
             position_ids=positions[None],
-            **with_cache(self.model, Cache(layers=layers)),
+            **with_cache(self.model, cache_in(layers)),
             use_cache=True,
             logits_to_keep=1,
         )
@@ -60,7 +75,7 @@ class WithCache(nn.Module):
 def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method], dict[str, Any]]:
     """Return the methods, and metadata for users of the program. ``capacity``: positions of the cache."""
     capacity = fits(model, capacity)
-    ids = torch.arange(SAMPLE)[None] % model.config.vocab_size
+    ids = torch.arange(SAMPLE)[None] % text_config(model).vocab_size
     states, wanted = states_of(model, ids)
     cache = [part.new_zeros(1, part.shape[1], capacity, part.shape[3]) for part in states]
     module, positions = WithCache(model).eval(), torch.arange(SAMPLE)
@@ -73,16 +88,28 @@ def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method
         "prefill": Method(module, (ids, positions, cache), ({1: length}, {0: length}, [None] * len(cache))),
         "decode": Method(module, (ids[:, -1:], torch.tensor([0]), cache)),
     }
-    meta = {"kind": "causal-lm", "capacity": capacity, "eos": model.config.eos_token_id}
+    meta = {"kind": "causal-lm", "capacity": capacity, "eos": text_config(model).eos_token_id}
     return methods, meta
 
 
+def windows(model: Any) -> list[int]:
+    """How many positions each layer with a sliding window looks at. Up to there it is as one with full attention."""
+    from transformers.cache_utils import DynamicCache
+
+    layers: list[Any] = DynamicCache(config=model.config).layers
+    return [layer.sliding_window for layer in layers if getattr(layer, "is_sliding", False)]
+
+
 def fits(model: Any, capacity: int | None) -> int:
-    """The capacity of a cache: as requested, if the model supports it."""
-    known = int(getattr(model.config, "max_position_embeddings", LONGEST))
+    """The positions of a cache: those asked for, if the model knows as many and none of its layers looks at fewer."""
+    narrow = windows(model)
+    known = min([positions_of(model) or LONGEST, *narrow])
     capacity = min(known, LONGEST) if capacity is None else capacity
     if not SAMPLE < capacity <= known:
-        raise ArgumentError(f"a cache of {capacity} positions: give {SAMPLE + 1} to {known}, which the model supports")
+        why = ", without a sliding window, which is not exported" if known in narrow else ""
+        raise ArgumentError(
+            f"a cache of {capacity} positions: give {SAMPLE + 1} to {known}, which the model supports{why}"
+        )
     return capacity
 
 
@@ -90,7 +117,10 @@ def states_of(model: Any, ids: Tensor) -> tuple[list[Tensor], Tensor]:
     """Keys and values of each layer after ``ids``, and the logits after the last id."""
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=True)
-    return [part for layer in cache_of(whole).layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
+    layers = cache_of(whole).layers
+    if other := {type(layer).__name__ for layer in layers if not hasattr(layer, "keys")}:
+        raise ExportError(f"the state of this model is {', '.join(sorted(other))} too: {ONLY}")
+    return [part for layer in layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
 
 
 def check_logits(logits: Tensor, wanted: Tensor) -> None:
@@ -99,6 +129,5 @@ def check_logits(logits: Tensor, wanted: Tensor) -> None:
     allowed = float(wanted.double().abs().max()) * torch.finfo(wanted.dtype).eps ** 0.5
     if not off <= allowed:
         raise ExportError(
-            f"with its cache in given tensors this model computes something else (logits {off:.3g} off): only models "
-            "with full attention and keys and values as their state can be exported so"
+            f"with its cache in given tensors this model computes something else (logits {off:.3g} off): {ONLY}"
         )

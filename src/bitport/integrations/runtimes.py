@@ -3,14 +3,27 @@ inputs and outputs, for ExecuTorch with keys and values as state."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bitport.errors import ExportError
 from bitport.export import Method
 from bitport.integrations.cache_name import with_cache
-from bitport.integrations.program import SAMPLE, Given, WithCache, check_logits, fits, states_of
+from bitport.integrations.huggingface import positions_of, text_config
+from bitport.integrations.program import (
+    ONLY,
+    SAMPLE,
+    Given,
+    WithCache,
+    cache_in,
+    check_logits,
+    fits,
+    states_of,
+    windows,
+)
 
 
 class Growing(Given):
@@ -30,16 +43,14 @@ class WithPast(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        from transformers.cache_utils import Cache
-
         seen, count = past[0].shape[2], ids.shape[1]
         positions = torch.arange(count, device=ids.device) + seen
-        layers: Any = [Growing(*pair, positions) for pair in zip(past[::2], past[1::2], strict=True)]
+        layers = [Growing(*pair, positions) for pair in zip(past[::2], past[1::2], strict=True)]
         result = self.model(
             input_ids=ids,
             attention_mask=(torch.arange(seen + count, device=ids.device) <= positions[:, None])[None, None],
             position_ids=positions[None],
-            **with_cache(self.model, Cache(layers=layers)),
+            **with_cache(self.model, cache_in(layers)),
             use_cache=True,
             logits_to_keep=1,
         )
@@ -47,9 +58,14 @@ class WithPast(nn.Module):
 
 
 def with_past(model: Any) -> tuple[Method, list[str], list[str]]:
-    """Return the method, and the names of its inputs and outputs."""
-    known = int(model.config.max_position_embeddings)
-    ids = torch.arange(2 * SAMPLE)[None] % model.config.vocab_size
+    """The method, and the names of its inputs and outputs."""
+    known = positions_of(model)
+    if (narrow := windows(model)) and min(narrow) < (known or math.inf):
+        raise ExportError(
+            f"a layer has a sliding window of {min(narrow)} positions, and an ONNX model has no limit: {ONLY}; a "
+            f"package or a program for ExecuTorch can have up to {min(narrow)} positions (--capacity)"
+        )
+    ids = torch.arange(2 * SAMPLE)[None] % text_config(model).vocab_size
     states, logits = states_of(model, ids)
     module, past = WithPast(model).eval(), [part[:, :, :SAMPLE].contiguous() for part in states]
     with torch.no_grad():
@@ -75,7 +91,7 @@ class WithState(WithCache):
 
 def with_state(model: Any, capacity: int | None = None) -> Method:
     capacity = fits(model, capacity)
-    ids, positions = torch.arange(SAMPLE)[None] % model.config.vocab_size, torch.arange(SAMPLE)
+    ids, positions = torch.arange(SAMPLE)[None] % text_config(model).vocab_size, torch.arange(SAMPLE)
     states, logits = states_of(model, ids)
     module = WithState(model, [part.new_zeros(1, part.shape[1], capacity, part.shape[3]) for part in states]).eval()
     with torch.no_grad():

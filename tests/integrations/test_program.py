@@ -1,0 +1,84 @@
+"""Models of transformers as programs: those whose numbers a program can have, and those that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bitport.errors import ArgumentError, ExportError
+
+from .models import config, transformers
+from .zoo import DECODER, IMAGES, ids
+
+from bitport.integrations.program import causal_lm  # isort: skip
+from bitport.integrations.runtimes import with_past, with_state  # isort: skip
+
+WINDOW = 16
+
+
+def model_of(kind: str, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    return getattr(transformers, kind)(fields.pop("config")(**fields)).eval()
+
+
+def assert_same_logits(model: Any, capacity: int | None, length: int) -> None:
+    """Both in float32, with sums in another order: half of the digits."""
+    methods, meta = causal_lm(model, capacity)
+    prefill, given = methods["prefill"], ids(length)[:1]
+    with torch.no_grad():
+        wanted = model(input_ids=given).logits[:, -1]
+        cache = [torch.zeros_like(part) for part in prefill.args[2]]
+        found = prefill.module(given, torch.arange(length), cache)
+    assert length <= meta["capacity"]
+    atol = float(wanted.abs().max()) * torch.finfo(torch.float32).eps ** 0.5
+    torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("MistralForCausalLM", {"config": transformers.MistralConfig}),
+        ("Gemma3ForCausalLM", {"config": transformers.Gemma3TextConfig, "num_hidden_layers": 6}),
+    ],
+    ids=["every layer", "five layers of six"],
+)
+def test_a_sliding_window_limits_the_cache(kind: str, fields: dict[str, Any]) -> None:
+    """Up to there it is full attention; behind it a program computed with all that came before."""
+    model = model_of(kind, **{**DECODER, **fields, "sliding_window": WINDOW, "max_position_embeddings": 64})
+    assert causal_lm(model)[1]["capacity"] == WINDOW
+    assert_same_logits(model, WINDOW, WINDOW)
+    for make in (causal_lm, with_state):
+        with pytest.raises(ArgumentError, match=f"give 6 to {WINDOW}, .*, without a sliding window"):
+            make(model, WINDOW + 1)
+    with pytest.raises(ExportError, match=f"a sliding window of {WINDOW} positions, and an ONNX model has no limit"):
+        with_past(model)
+
+
+def test_a_model_that_sees_images_too_is_its_decoder() -> None:
+    said = {"vision_config": transformers.CLIPVisionConfig(**IMAGES), "text_config": config(dtype="float32")}
+    model = model_of("LlavaForConditionalGeneration", config=transformers.LlavaConfig, image_token_index=319, **said)
+    assert causal_lm(model)[1] == {"kind": "causal-lm", "capacity": 256, "eos": 0}
+    assert_same_logits(model, 64, 40)
+    assert with_past(model)[1][:2] == ["input_ids", "past_key_values.0.key"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "fields", "says"),
+    [
+        ("MambaForCausalLM", "MambaConfig", {}, "the state of this model is LinearAttentionLayer too"),
+        (
+            "OPTForCausalLM",
+            "OPTConfig",
+            {"ffn_dim": 96, "word_embed_proj_dim": 64},
+            "asks its cache how many positions it holds",
+        ),
+    ],
+)
+def test_what_a_program_cannot_have_is_refused(kind: str, config: str, fields: dict[str, Any], says: str) -> None:
+    said = {**DECODER, **fields, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    model = model_of(kind, config=getattr(transformers, config), **said)
+    for make in (causal_lm, with_past, with_state):
+        with pytest.raises(ExportError, match=f"{says}.*: only models with full attention"):
+            make(model)
