@@ -67,7 +67,7 @@ def test_a_model_that_sees_images_too_is_its_decoder() -> None:
 @pytest.mark.parametrize(
     ("kind", "config", "fields", "says"),
     [
-        ("MambaForCausalLM", "MambaConfig", {}, "the state of this model is LinearAttentionLayer too"),
+        ("MambaForCausalLM", "MambaConfig", {}, "keeps what it has seen as LinearAttentionLayer"),
         (
             "OPTForCausalLM",
             "OPTConfig",

@@ -38,6 +38,8 @@ class Given:
         return self.keys, self.values
 
 
+KEYS_AND_VALUES = {"DynamicLayer", "DynamicSlidingWindowLayer"}
+"""What transformers calls the layers of a cache that hold no more than these."""
 ONLY = "only models with full attention and keys and values as their state can be exported so"
 
 
@@ -118,8 +120,8 @@ def states_of(model: Any, ids: Tensor) -> tuple[list[Tensor], Tensor]:
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=True)
     layers = cache_of(whole).layers
-    if other := {type(layer).__name__ for layer in layers if not hasattr(layer, "keys")}:
-        raise ExportError(f"the state of this model is {', '.join(sorted(other))} too: {ONLY}")
+    if other := {type(layer).__name__ for layer in layers} - KEYS_AND_VALUES:
+        raise ExportError(f"this model keeps what it has seen as {', '.join(sorted(other))}: {ONLY}")
     return [part for layer in layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
 
 
