@@ -19,6 +19,7 @@ from bitport.checkpoint import quantize_files
 from bitport.evaluate import divergence, perplexity
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
 
+from ..integrations.zoo import ZOO, model_of, outputs, transformers
 from .conftest import Run
 
 
@@ -36,6 +37,18 @@ def test_explain(run: Run, int4: Path) -> None:
     kernels = [[layer["decisions"][str(m)]["kernel"] for m in (1, 9)] for layer in data["layers"]]
     assert kernels == [[layer.decisions[m].kernel for m in (1, 9)] for layer in judge.layers]
     assert run("explain", int4, "--rows", "1,9").out == f"{judge}\n"
+
+
+@pytest.mark.parametrize("name", ["t5", "vit"])
+def test_explain_takes_what_is_no_language_model(run: Run, name: str, tmp_path: Path) -> None:
+    model_of(name).save_pretrained(tmp_path / "float")
+    assert run("explain", tmp_path / "float").out == "no quantized weight in this model\n"
+    quantize_files(tmp_path / "float", tmp_path / "out", "int4")
+    judge = getattr(transformers, ZOO[name].model).from_pretrained(tmp_path / "float")
+    bp.quantize_(judge, "int4")
+    assert run("explain", tmp_path / "out", "--rows", "1,9").out == f"{bp.explain(judge, (1, 9))}\n"
+    loaded = load_model(tmp_path / "out", causal=False)
+    assert all(map(torch.equal, outputs(loaded, name), outputs(judge, name)))
 
 
 @pytest.mark.parametrize("kind", ["int4", "llama"])

@@ -29,6 +29,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = explain(load_model(args.directory, args.device, dtype_of(args)), args.rows)
+    model = load_model(args.directory, args.device, dtype_of(args), causal=False)
+    found = explain(model, args.rows)
     show(args, json.loads(found.to_json()), str(found))
     return 0

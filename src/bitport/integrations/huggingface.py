@@ -89,23 +89,25 @@ def load_model(
     dtype: torch.dtype | None = None,
     *,
     verify: bool = True,
+    causal: bool = True,
 ) -> Any:
     """Load the causal language model, or the diffusers model quantized by bitport, from ``directory``, in evaluation
     mode, on ``device`` (default: CPU).
 
-    ``dtype``: for float parameters and computation (default: as in the files); the numbers of quantized weights never
-    change. ``verify``: as for :func:`bitport.load`.
+    ``dtype`` is that of the float parameters and of what is computed (default: as in the files); the numbers of
+    quantized weights never change. ``verify``: as for :func:`bitport.load`. With ``causal=False`` it is the model that
+    config.json names, whatever it does.
     """
     root, dtype = model_directory(directory), floats_of(dtype, "dtype")
     if device is not None:
         check_present(device)
     if (root / MANIFEST).is_file():
-        model = empty_model(root)
+        model = empty_model(root, causal=causal)
         checkpoint.load(model, root, device=device, verify=verify, arrangement=arrangement(model))
     elif name := class_name(root):
         raise BitportError(f"{root} is a model of diffusers in float: diffusers.{name}.from_pretrained loads it")
     else:
-        model, _ = _pretrained(root, causal=True)
+        model, _ = _pretrained(root, causal=causal)
     if device is not None:
         model = model.to(device)
     if dtype is not None:
@@ -114,8 +116,8 @@ def load_model(
 
 
 def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, causal: bool) -> Any:
-    """Load the whole float model from ``directory``, in order to save it again: BitportError if its files hold tensors
-    that would be lost. ``causal``: load a causal language model, else the class that config.json names."""
+    """The float model in ``directory``, to be written anew: BitportError where its files hold what would be lost.
+    ``causal``: as for :func:`load_model`."""
     root = model_directory(directory)
     model, unexpected = _pretrained(root, causal=causal)
     if unexpected:
@@ -129,15 +131,16 @@ def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, caus
     return model.eval()
 
 
-def empty_model(directory: str | Path) -> Any:
-    """Build the model that config.json describes, with weights on meta and real computed buffers."""
+def empty_model(directory: str | Path, *, causal: bool = True) -> Any:
+    """The model that config.json describes: its weights on meta, its computed buffers real. ``causal``: as for
+    :func:`load_model`."""
     root = model_directory(directory)
     if name := class_name(root):
         with EmptyOnMeta():
             return component(root, name)
     config = _config(root)
     with EmptyOnMeta():
-        model = _from_config(root, _causal(config), config)
+        model = _from_config(root, _causal(config) if causal else _named(config), config)
     if (root / "generation_config.json").is_file():
         model.generation_config = _made(root, "GenerationConfig.from_pretrained", root)
     return model
@@ -190,7 +193,7 @@ def _config(root: Path) -> Any:
 
 def _pretrained(root: Path, *, causal: bool) -> tuple[Any, list[str]]:
     """What transformers makes of safetensors files, none of whose weights it has to invent, and what it has no place
-    for. ``causal``: as for :func:`whole_model`."""
+    for. ``causal``: as for :func:`load_model`."""
     Source(root, quantized=True)  # says in words what is wrong with files
     config = _config(root)
     name = _causal(config) if causal else _named(config)
