@@ -77,3 +77,44 @@ def test_a_quantized_model_is_saved_and_moved_as_the_errors_say(tmp_path: Path) 
     accelerate.utils.save(model.state_dict(), tmp_path / "state", safe_serialization=False)
     accelerate.cpu_offload(model, execution_device="cpu")
     assert torch.equal(model(x), wanted)
+
+
+def test_an_offloaded_model_is_neither_saved_nor_loaded(tmp_path: Path) -> None:
+    """load put the new weights in, and the model computed with those that accelerate had kept."""
+    model, x = model_of(), torch.randn(2, 96)
+    bitport.quantize_(model, "int4-g32")
+    bitport.save(model, tmp_path)
+    model[0].bias.data.zero_()
+    wanted = model(x)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    for act in (bitport.load, bitport.save):
+        with pytest.raises(ArgumentError, match=r"accelerate has offloaded 0.weight, .*remove_hook_from_submodules"):
+            act(model, tmp_path)
+    assert torch.equal(model(x), wanted)
+    accelerate.hooks.remove_hook_from_submodules(model)
+    assert not torch.equal(bitport.load(model, tmp_path)(x), wanted)
+
+
+class Tied(nn.Module):
+    """Of square matrices, so that the one fits where the other belongs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner, self.head = nn.Embedding(64, 64), nn.Linear(64, 64), nn.Linear(64, 64, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.inner(self.table(ids)))
+        return found
+
+
+def test_weights_beside_a_tied_one_come_back_as_they_were() -> None:
+    """accelerate tells by data_ptr() whether a weight is the tied one, which it has brought already: inner was computed
+    with the table."""
+    torch.manual_seed(0)
+    model, ids = Tied().eval(), torch.arange(12).reshape(2, 6)
+    bitport.quantize_(model, {"*": "int4-g32"})
+    wanted = model(ids)
+    model = accelerate.dispatch_model(model, dict.fromkeys(("table", "inner", "head"), "cpu"), force_hooks=True)
+    for _ in range(2):
+        assert torch.equal(model(ids), wanted)

@@ -20,6 +20,7 @@ from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.nn.fsdp import adopt_, fsdp_modules, reshard_
+from bitport.nn.offloaded import refuse_offloaded
 from bitport.ops.device import check_device, check_present
 from bitport.report.progress import progress as with_progress
 from bitport.tensor import QTensor
@@ -64,6 +65,7 @@ def load(
     path = path_of(directory, "directory")
     held = read_manifest(path)
     built = model if isinstance(model, nn.Module) else _build(model)
+    refuse_offloaded(built)
     reshard_(built)
     manifest = held if arrangement is None else arrangement(held)
     filled = _match(built, path, manifest, strict)

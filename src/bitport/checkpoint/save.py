@@ -13,6 +13,7 @@ from bitport.checkpoint.sharded import is_shared, wholes, written_by_one
 from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.checkpoint.writer import SHARD_SIZE, Writer
 from bitport.nn.fsdp import reshard_
+from bitport.nn.offloaded import refuse_offloaded
 from bitport.nn.targets import check_model
 from bitport.report.progress import progress as with_progress
 
@@ -29,7 +30,7 @@ def save(
     ``shard_size``: the largest size of a file, in bytes or as a text, "5GB" or "500MiB".
     """
     check_model(model)
-    folder = path_of(directory, "directory")
+    refuse_offloaded(model)
     reshard_(model)
     every = list(slots(model))
     stream = wholes(with_progress(every, len(every), "saving", progress))

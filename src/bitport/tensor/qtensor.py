@@ -364,10 +364,10 @@ def _element_size(q: QTensor) -> float:
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 FUNCTIONS[SET_DATA] = _set_data
 FUNCTIONS[Tensor.storage] = _storage
-FUNCTIONS[Tensor.requires_grad_] = _requires_grad
-FUNCTIONS[Tensor.requires_grad.__set__] = _requires_grad  # type: ignore[attr-defined]
+FUNCTIONS[Tensor.requires_grad_] = FUNCTIONS[Tensor.requires_grad.__set__] = _requires_grad  # type: ignore[attr-defined]
 FUNCTIONS.update(dict.fromkeys((Tensor.__dlpack__, Tensor.numpy, Tensor.__array__, Tensor.tolist), _outside))
 FUNCTIONS[Tensor.element_size] = _element_size
+FUNCTIONS[Tensor.data_ptr] = lambda q: q.qdata.data_ptr()  # by which accelerate knows tied weights: torch's is 0
 FUNCTIONS[torch.norm_except_dim] = _norm
 FUNCTIONS[Tensor.apply_] = _apply  # torch's own would read memory that a QTensor does not have
 
