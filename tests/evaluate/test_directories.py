@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="needs the extra: pip install 'bitpor
 
 import bitport as bp
 from bitport.checkpoint import quantize_files
+from bitport.checkpoint.source import Source
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.evaluate import directories, divergence, perplexity
 from bitport.evaluate.directories import Evaluation, How, evaluate_directories
@@ -24,7 +25,8 @@ from bitport.integrations.huggingface import load_model, load_tokenizer, logits_
 from bitport.numerics import sqnr
 from bitport.numerics.activations import fake_quantize
 
-from ..integrations.models import TEXT, make_directory
+from ..integrations.models import TEXT, make_directory, make_tokenizer, transformers
+from ..integrations.zoo import ENCODER
 
 HOW = How(window=64, stride=48, max_tokens=200, batch=2, dtype=torch.float32)
 
@@ -68,6 +70,22 @@ def test_errors_of_weights_are_those_that_quantize_reports(models: list[Path], r
     assert {layer.name for layer in report.skipped} == {"model.embed_tokens.weight", "lm_head.weight"} - set(told)
     assert report.bytes_before == rows[0].nbytes / 2, "the files hold bfloat16, the model computes in float32"
     assert rows[0].layers is None
+
+
+def test_errors_of_weights_that_the_files_have_in_pieces(tmp_path: Path) -> None:
+    """Experts are one by one in the files of Mixtral, and a stack in the model."""
+    torch.manual_seed(0)
+    fields = {"num_key_value_heads": 2, "num_local_experts": 4, "pad_token_id": 0, **ENCODER}
+    transformers.MixtralForCausalLM(transformers.MixtralConfig(vocab_size=320, **fields)).save_pretrained(tmp_path)
+    make_tokenizer(tmp_path)
+    assert any(name.endswith("experts.0.w1.weight") for name in Source(tmp_path).tensors)
+    model = load_model(tmp_path)
+    with torch.no_grad(), sampled(model) as seen:
+        logits_of(model)(torch.arange(64)[None])
+    told = {layer.name: layer.sqnr for layer in bp.quantize_(model, "int4").quantized}
+    report = layer_errors(model, tmp_path, seen)
+    assert {layer.name: layer.sqnr for layer in report.quantized} == pytest.approx(told, rel=1e-12)
+    assert all(layer.output_sqnr is not None for layer in report.quantized)
 
 
 def test_errors_of_outputs(models: list[Path], rows: list[Evaluation]) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from bitport.calibrate.inputs import Watch
 from bitport.checkpoint.source import Source
+from bitport.errors import CheckpointError
+from bitport.integrations.names import arrangement
 from bitport.nn.quantize import error_of
 from bitport.nn.targets import find_targets
 from bitport.numerics.activations import fake_quantize
@@ -62,7 +64,7 @@ def layer_errors(
     ``inputs``: those of the original model, from :func:`sampled`. Outputs are computed in float32 with the dequantized
     weight, and with rounded inputs if the scheme rounds them.
     """
-    files = Source(original)
+    files = _files(original, model)
     targets = {target.name: target for target in find_targets(model)}
     seen = {targets[name].storage: rows for name, rows in inputs.items() if name in targets and rows.kept}
     layers: dict[str, LayerReport] = {}  # by storage: a tied weight is one layer
@@ -76,6 +78,15 @@ def layer_errors(
     before = sum(held.nbytes for held in files.stored.values())
     after = sum(param.nbytes for param in model.parameters())
     return Report(tuple(layers[storage] for storage in ordered), before, after)
+
+
+def _files(original: str | Path, model: nn.Module) -> Source:
+    """With its tensors as ``model`` has them; where transformers alone can make those, as they are: the report tells
+    that weights without a counterpart were not compared."""
+    try:
+        return Source(original, arrangement=arrangement(model))
+    except CheckpointError:
+        return Source(original)
 
 
 def _layer(param: Tensor, value: Tensor, target: Target, inputs: Rows | None) -> LayerReport:
