@@ -225,6 +225,11 @@ def _no_text_without_an_image(path: Path) -> None:
     hf.empty_model(path)
 
 
+def _class_that_is_a_number(path: Path) -> None:
+    (path / "config.json").write_text(json.dumps({**config().to_dict(), "architectures": 5}, default=str))
+    hf.named_model(path)
+
+
 def _uneven_heads(path: Path) -> None:
     made = config().to_dict()
     (path / "config.json").write_text(json.dumps({**made, "hidden_size": 77}, default=str))
@@ -272,6 +277,7 @@ PROBLEMS = {
     "no config": (_no_config, r"has no config\.json"),
     "config is no JSON": (_bad_config, "config.json is not JSON"),
     "unknown model": (_unknown_model, "nothing-known"),
+    "class that is a number": (_class_that_is_a_number, "says architectures=5, which must be a list of class names"),
     "sizes that do not fit": (_uneven_heads, "transformers cannot read .* multiple of the number of attention heads"),
     "config of another shape": (_part_of_another_library, "transformers cannot read"),
     "no language model": (

@@ -187,6 +187,8 @@ def _from_config(root: Path, name: str, config: Any) -> Any:
 def _config(root: Path) -> Any:
     """The model configuration, without settings for how transformers should load it."""
     config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
+    if not isinstance(said := config.architectures or [], list):
+        raise BitportError(f"{root / 'config.json'} says architectures={said!r}, which must be a list of class names")
     vars(config).pop("quantization_config", None)
     return config
 
