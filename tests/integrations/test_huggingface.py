@@ -17,7 +17,7 @@ from torch import nn
 import bitport as bp
 from bitport import checkpoint
 from bitport.cli.streamed import WINDOW, window_of
-from bitport.errors import BitportError
+from bitport.errors import ArgumentError, BitportError
 from bitport.integrations import huggingface as hf
 
 from .models import config, logits, make_directory, transformers

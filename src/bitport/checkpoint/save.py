@@ -31,6 +31,7 @@ def save(
     """
     check_model(model)
     refuse_offloaded(model)
+    folder = path_of(directory, "directory")
     reshard_(model)
     every = list(slots(model))
     stream = wholes(with_progress(every, len(every), "saving", progress))

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_positions(model: Any, prompt: int, new: int) -> None:
-    """ArgumentError where ``model`` does not know as many. The last token is not given to it any more."""
+    """Raise ArgumentError if ``model`` has too few positions. The last new token is never fed back, so needs none."""
     known = positions_of(model)
     if known is not None and prompt + new - 1 > known:
         advice = f"--max-new-tokens {known + 1 - prompt}" if prompt <= known else "a shorter prompt"

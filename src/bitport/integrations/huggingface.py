@@ -94,9 +94,9 @@ def load_model(
     """Load the causal language model, or the diffusers model quantized by bitport, from ``directory``, in evaluation
     mode, on ``device`` (default: CPU).
 
-    ``dtype`` is that of the float parameters and of what is computed (default: as in the files); the numbers of
-    quantized weights never change. ``verify``: as for :func:`bitport.load`. With ``causal=False`` it is the model that
-    config.json names, whatever it does.
+    ``dtype``: for float parameters and computation (default: as in the files); the numbers of quantized weights never
+    change. ``verify``: as for :func:`bitport.load`. ``causal``: load a causal language model; False loads the class
+    that config.json names, whatever it does.
     """
     root, dtype = model_directory(directory), floats_of(dtype, "dtype")
     if device is not None:
@@ -116,8 +116,8 @@ def load_model(
 
 
 def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, causal: bool) -> Any:
-    """The float model in ``directory``, to be written anew: BitportError where its files hold what would be lost.
-    ``causal``: as for :func:`load_model`."""
+    """Load the whole float model from ``directory``, in order to save it again: BitportError if its files hold tensors
+    that would be lost. ``causal``: as for :func:`load_model`."""
     root = model_directory(directory)
     model, unexpected = _pretrained(root, causal=causal)
     if unexpected:
@@ -132,7 +132,7 @@ def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, caus
 
 
 def empty_model(directory: str | Path, *, causal: bool = True) -> Any:
-    """The model that config.json describes: its weights on meta, its computed buffers real. ``causal``: as for
+    """Build the model that config.json describes, with weights on meta and real computed buffers. ``causal``: as for
     :func:`load_model`."""
     root = model_directory(directory)
     if name := class_name(root):
@@ -167,8 +167,8 @@ def _named(config: Any) -> str:
 
 
 def _causal(config: Any) -> str:
-    """The class of the causal language model: what transformers lists as one; else, as of models that see images or
-    hear too, the class that ``config`` names, if text alone is enough for it."""
+    """Name the class of the causal language model: AutoModelForCausalLM if transformers maps ``config`` to one; else
+    the class that ``config`` names (such as a vision-language model) if it generates from text alone."""
     transformers, name = _transformers(), _named(config)
     if name == CAUSAL or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return CAUSAL
@@ -178,7 +178,7 @@ def _causal(config: Any) -> str:
 
 
 def _from_config(root: Path, name: str, config: Any) -> Any:
-    """The model of the class ``name``, built as the context says."""
+    """Build a model of the class ``name``, on the device of the surrounding context."""
     if name == CAUSAL:
         return _made(root, f"{name}.from_config", config, trust_remote_code=False)
     return _made(root, name, config)
@@ -194,9 +194,9 @@ def _config(root: Path) -> Any:
 
 
 def _pretrained(root: Path, *, causal: bool) -> tuple[Any, list[str]]:
-    """What transformers makes of safetensors files, none of whose weights it has to invent, and what it has no place
-    for. ``causal``: as for :func:`load_model`."""
-    Source(root, quantized=True)  # says in words what is wrong with files
+    """Load safetensors files with transformers; returns the model and unexpected keys. BitportError if any weight would
+    have to be initialized. ``causal``: as for :func:`load_model`."""
+    Source(root, quantized=True)  # raises clear errors for invalid files
     config = _config(root)
     name = _causal(config) if causal else _named(config)
     options = {**SAFELY, "dtype": "auto", "use_safetensors": True, "output_loading_info": True}
@@ -267,12 +267,12 @@ def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
 
 
 def text_config(model: Any) -> Any:
-    """The config of what writes: a model that sees or hears too has one for each of its parts."""
+    """The config of the text decoder; a multimodal model has one for each of its parts."""
     return model.config.get_text_config(decoder=True)
 
 
 def positions_of(model: Any) -> int | None:
-    """The positions that ``model`` knows; None where it names no limit, or, as XLNet does by -1, says it has none."""
+    """The number of positions that ``model`` supports; None if its config names no limit, or -1 as XLNet's does."""
     known = getattr(text_config(model), "max_position_embeddings", None)
     return known if known is not None and known > 0 else None
 

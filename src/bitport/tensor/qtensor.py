@@ -367,7 +367,7 @@ FUNCTIONS[Tensor.storage] = _storage
 FUNCTIONS[Tensor.requires_grad_] = FUNCTIONS[Tensor.requires_grad.__set__] = _requires_grad  # type: ignore[attr-defined]
 FUNCTIONS.update(dict.fromkeys((Tensor.__dlpack__, Tensor.numpy, Tensor.__array__, Tensor.tolist), _outside))
 FUNCTIONS[Tensor.element_size] = _element_size
-FUNCTIONS[Tensor.data_ptr] = lambda q: q.qdata.data_ptr()  # by which accelerate knows tied weights: torch's is 0
+FUNCTIONS[Tensor.data_ptr] = lambda q: q.qdata.data_ptr()  # accelerate finds tied weights by it; torch's is 0
 FUNCTIONS[torch.norm_except_dim] = _norm
 FUNCTIONS[Tensor.apply_] = _apply  # torch's own would read memory that a QTensor does not have
 
