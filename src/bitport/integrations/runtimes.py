@@ -58,7 +58,7 @@ class WithPast(nn.Module):
 
 
 def with_past(model: Any) -> tuple[Method, list[str], list[str]]:
-    """The method, and the names of its inputs and outputs."""
+    """Return the method, and the names of its inputs and outputs."""
     known = positions_of(model)
     if (narrow := windows(model)) and min(narrow) < (known or math.inf):
         raise ExportError(
