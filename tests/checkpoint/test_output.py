@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-import bitport.checkpoint.convert as convert
+import bitport.checkpoint.quantize as quantize
 from bitport.checkpoint import quantize_files
 from bitport.checkpoint.output import FOLDER, JOURNAL
 from bitport.checkpoint.writer import SHARD_SIZE
@@ -24,12 +24,12 @@ from .test_convert import Llama, write
 KILLED = """
 import sys, torch
 from pathlib import Path
-import bitport.checkpoint.convert as convert
+import bitport.checkpoint.quantize as quantize
 from tests.killed import check_kills
 torch.set_num_threads(1)
-folder, convert.STEP, algorithm = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+folder, quantize.STEP, algorithm = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 options = {"algorithm": algorithm, "resume": True}
-check_kills(folder, lambda target: convert.quantize_files(folder / "hf", target, "int4-g32", **options), 5)
+check_kills(folder, lambda target: quantize.quantize_files(folder / "hf", target, "int4-g32", **options), 5)
 """
 
 
@@ -52,16 +52,16 @@ class Stopped(Exception):
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the model "hf" and an "out" in which four tensors are done."""
     write(Llama(), tmp_path / "hf")
-    monkeypatch.setattr(convert, "STEP", 1)
-    finish = convert.Output.finish
+    monkeypatch.setattr(quantize, "STEP", 1)
+    finish = quantize.Output.finish
 
-    def finished(output: convert.Output, step: str) -> None:
+    def finished(output: quantize.Output, step: str) -> None:
         finish(output, step)
         if len(output.done) == 4:
             raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr(convert.Output, "finish", finished)
+        patch.setattr(quantize.Output, "finish", finished)
         with pytest.raises(Stopped):
             quantize_files(tmp_path / "hf", tmp_path / "out", "int4-g32")
     return tmp_path
@@ -69,8 +69,8 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_done_is_not_done_again(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    add = convert.Output.add
-    monkeypatch.setattr(convert.Output, "add", lambda self, name, value: (seen.append(name), add(self, name, value)))
+    add = quantize.Output.add
+    monkeypatch.setattr(quantize.Output, "add", lambda self, name, value: (seen.append(name), add(self, name, value)))
     report = quantize_files(begun / "hf", begun / "out", "int4-g32", resume=True)
     left = seen.copy()
     whole = quantize_files(begun / "hf", begun / "whole", "int4-g32")
@@ -112,7 +112,7 @@ def test_too_little_memory_is_told_before(tmp_path: Path) -> None:
 def test_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails one write call later each time; resuming leads to the same files."""
     write(Llama(), tmp_path / "hf")
-    monkeypatch.setattr(convert, "STEP", 20_000)
+    monkeypatch.setattr(quantize, "STEP", 20_000)
     quantize_files(tmp_path / "hf", tmp_path / "whole", "int4-g32")
     original, left = getattr(os, call), 0
     failures: list[str] = []

@@ -13,7 +13,7 @@ from torch import Tensor
 from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.errors import CheckpointError
 from bitport.tensor import QTensor
-from bitport.tensor.beside import beside, stacked
+from bitport.tensor.combine import concatenated, stacked
 
 Arrangement = Callable[[Manifest], Manifest]
 """Maps the manifest of a checkpoint to the same tensors under the names, and with the splits, of a model."""
@@ -59,7 +59,7 @@ def _beside(tensors: Sequence[Tensor]) -> Tensor:
     quantized = [tensor for tensor in tensors if isinstance(tensor, QTensor)]
     if len(tensors) == 1:
         return tensors[0]
-    return beside(quantized) if quantized else torch.cat([*tensors])
+    return concatenated(quantized) if quantized else torch.cat([*tensors])
 
 
 def arranged(

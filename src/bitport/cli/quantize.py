@@ -132,7 +132,7 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     if recipe is None or args.in_memory:
         report = in_memory(args, recipe, dtype, runs)
     elif runs:
-        report = streamed.quantize(args, recipe, dtype, by, processes)
+        report = streamed.calibrated(args, recipe, dtype, by, processes)
     else:
         report = from_files(args, recipe, dtype, by, part)
     if processes.first:
@@ -175,7 +175,7 @@ def from_files(
     notes += naming_notes(model, args.source, lambda made: Source(args.source, arrangement=made).tensors, advice)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    return streamed.convert(args, recipe, dtype, by, model)
+    return streamed.without_data(args, recipe, dtype, by, model)
 
 
 def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None, runs: bool) -> Report:

@@ -15,10 +15,10 @@ import torch
 from bitport.algorithms import Algorithm
 from bitport.calibrate.data import token_batches
 from bitport.calibrate.processes import Processes
-from bitport.checkpoint.convert import ADVICE, Conversion, estimate, planned
+from bitport.checkpoint.quantize import ADVICE, QuantizeRun, estimate, planned
 from bitport.checkpoint.source import Source
 from bitport.cli.common import count, location, nbytes, seed
-from bitport.cli.foretell import foretold
+from bitport.cli.dry_run import predicted
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations.huggingface import (
     check_ids,
@@ -95,13 +95,13 @@ def _given(args: argparse.Namespace, names: Sequence[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in held)
 
 
-def quantize(
+def calibrated(
     args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, processes: Processes
 ) -> Report:
     """Quantize by running the model on data. Of several processes only the first prints messages."""
     model = empty_model(args.source)
     if args.dry_run:
-        return _foretold(args, recipe, dtype, by, model)
+        return _predicted(args, recipe, dtype, by, model)
     if args.data is None:
         _check_loadable(args)
         _rehearsed(args, recipe, dtype, by, empty_model(args.source))  # report errors before the model generates text
@@ -116,7 +116,7 @@ def quantize(
     return dataclasses.replace(stream.run(), calibration=described(args))
 
 
-def convert(
+def without_data(
     args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any | None
 ) -> Report:
     """Quantize without data. ``model``: the empty model of the source, if it could be built."""
@@ -124,13 +124,13 @@ def convert(
     if args.dry_run:
         files = Source(args.source)
         files.ask(**known)
-        report = foretold(files, recipe, dtype, by)
+        report = predicted(files, recipe, dtype, by)
         memory = estimate(files, planned(files, recipe), dtype, by)
         memory.check(args.memory_limit, ADVICE)
         _tell(memory)
         return dataclasses.replace(report, memory_estimate=memory.total)
     limits = {"memory_limit": args.memory_limit, "resume": args.resume, "overwrite": args.overwrite}
-    run = Conversion(args.source, args.output, recipe, algorithm=by, dtype=dtype, **limits, **known)
+    run = QuantizeRun(args.source, args.output, recipe, algorithm=by, dtype=dtype, **limits, **known)
     if run.output.resumed:
         done, every = len(run.output.names), len(run.files.stored)
         print(f"resumed: {done} of {every} tensors are done", file=sys.stderr)
@@ -139,7 +139,7 @@ def convert(
 
 
 def _known(source: Path, model: Any | None) -> dict[str, Any]:
-    """Arguments of Conversion about the model, including its arrangement, unless the files cannot be arranged so."""
+    """Arguments of QuantizeRun about the model, including its arrangement, unless the files cannot be arranged so."""
     if model is None:
         return {"model": None}
     try:
@@ -154,14 +154,16 @@ def _tell(memory: Memory | None) -> None:
         print(f"memory: {memory}", file=sys.stderr)
 
 
-def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any) -> Report:
+def _predicted(
+    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any
+) -> Report:
     """The report of a run with --data-tokens tokens, including its memory estimate, without running it."""
     memory = _rehearsed(args, recipe, dtype, by, model).memory
     assert memory is not None
     _tell(memory)
     files = Source(args.source, arrangement=arrangement(model))
     files.ask(model)
-    report = foretold(files, recipe, dtype, by)
+    report = predicted(files, recipe, dtype, by)
     return dataclasses.replace(report, memory_estimate=memory.total)
 
 

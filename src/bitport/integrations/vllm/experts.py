@@ -21,7 +21,7 @@ from bitport.errors import ArgumentError
 from bitport.integrations.vllm.layers import one_below_the_other, ready
 from bitport.integrations.vllm.numbered import Numbered
 from bitport.tensor import QTensor
-from bitport.tensor.beside import stacked
+from bitport.tensor.combine import stacked
 
 FUNCTIONS: dict[MoEActivation, Callable[[Tensor], Tensor]] = {
     MoEActivation.SILU: F.silu,

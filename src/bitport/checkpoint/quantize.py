@@ -83,7 +83,7 @@ def quantize_files(
     ``target``; ``overwrite``: throw that away, and replace the checkpoint that is there. The resulting files are the
     same however often the run was killed and resumed.
     """
-    return Conversion(
+    return QuantizeRun(
         source,
         target,
         recipe,
@@ -99,7 +99,7 @@ def quantize_files(
     ).run(progress)
 
 
-class Conversion:
+class QuantizeRun:
     """A run of :func:`quantize_files`, planned and checked to fit in memory."""
 
     def __init__(

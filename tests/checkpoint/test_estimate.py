@@ -19,9 +19,9 @@ from bitport.report.memory import resident
 N, K = 8192, 2048
 PEAK = """
 import json, sys, torch
-from bitport.checkpoint.convert import Conversion
+from bitport.checkpoint.quantize import QuantizeRun
 torch.set_num_threads(2)
-run = Conversion(sys.argv[1], sys.argv[2], sys.argv[3], algorithm=sys.argv[4])
+run = QuantizeRun(sys.argv[1], sys.argv[2], sys.argv[3], algorithm=sys.argv[4])
 report = run.run()
 print(json.dumps([report.memory_estimate, report.memory_peak, run.memory.base]))
 """

@@ -35,7 +35,7 @@ def stacked(pieces: Sequence[QTensor]) -> QTensor:
     return first.replace(Quantized(data, scale, *rest), shape=(len(plain), *first.shape), **shared)
 
 
-def beside(pieces: Sequence[QTensor]) -> QTensor:
+def concatenated(pieces: Sequence[QTensor]) -> QTensor:
     """Concatenate [N1, K], [N2, K] .. into [N1 + N2 + .., K], in the plain layout; convolutions along dim 0."""
     plain = [piece.to_layout("plain") for piece in pieces]
     block = plain[0].scheme.weight.block[0]

@@ -8,7 +8,7 @@ import torch
 from bitport.errors import ArgumentError
 from bitport.schemes import PRESETS, preset
 from bitport.tensor import QTensor, quantize_tensor
-from bitport.tensor.beside import beside, stacked
+from bitport.tensor.combine import concatenated, stacked
 
 SCHEMES = [*PRESETS, "int4-g32-sym", "int4-fzero", "int8-tensor", "fp8-b32x64", "int3-b48x32", "nf4-channel"]
 
@@ -30,7 +30,7 @@ def test_stacked(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_beside(scheme: str, sizes: tuple[int, ...]) -> None:
     pieces = [piece(scheme, n) for n in sizes]
-    whole = beside(pieces)
+    whole = concatenated(pieces)
     assert whole.shape == (sum(sizes), 128)
     assert torch.equal(whole.dequantize(), torch.cat([each.dequantize() for each in pieces]))
 
@@ -46,29 +46,29 @@ def test_beside(scheme: str, sizes: tuple[int, ...]) -> None:
     ],
 )
 def test_the_scheme_changes_only_where_scales_would_reach_over_two_pieces(scheme: str, becomes: str) -> None:
-    assert beside([piece(scheme), piece(scheme)]).scheme == preset(becomes)
+    assert concatenated([piece(scheme), piece(scheme)]).scheme == preset(becomes)
 
 
 def test_transposed() -> None:
     pieces = [piece("int4-g32").t() for _ in range(2)]
     assert torch.equal(stacked(pieces).dequantize(), torch.stack([each.dequantize() for each in pieces]))
-    assert torch.equal(beside(pieces).dequantize(), torch.cat([each.dequantize() for each in pieces], 1))
+    assert torch.equal(concatenated(pieces).dequantize(), torch.cat([each.dequantize() for each in pieces], 1))
 
 
 @pytest.mark.parametrize("scheme", ["int4", "int8", "nf4", "fp8-wo", "int8-tensor"])
 @pytest.mark.parametrize("kernel", [(1, 4), (8, 3, 3)])
 def test_convolutions(scheme: str, kernel: tuple[int, ...]) -> None:
     pieces = [quantize_tensor(torch.randn(n, *kernel), preset(scheme), kind="conv") for n in (32, 16)]
-    assert torch.equal(beside(pieces).dequantize(), torch.cat([each.dequantize() for each in pieces]))
+    assert torch.equal(concatenated(pieces).dequantize(), torch.cat([each.dequantize() for each in pieces]))
 
 
 def test_what_the_whole_has_once() -> None:
     scale, other = torch.full((1, 1), 0.5), torch.full((1, 1), 0.25)
-    whole = beside([piece("int8-static", act_scale=scale), piece("int8-static", act_scale=scale)])
+    whole = concatenated([piece("int8-static", act_scale=scale), piece("int8-static", act_scale=scale)])
     assert whole.act_scale is not None
     assert torch.equal(whole.act_scale, scale)
     with pytest.raises(ArgumentError, match="the pieces differ in act_scale"):
-        beside([piece("int8-static", act_scale=scale), piece("int8-static", act_scale=other)])
+        concatenated([piece("int8-static", act_scale=scale), piece("int8-static", act_scale=other)])
     with pytest.raises(ArgumentError, match="each has its own pre_scale, the whole only one"):
         stacked([piece("int4", pre_scale=torch.rand(128)), piece("int4")])
 

@@ -14,7 +14,7 @@ from bitport.schemes import Choice, Recipe
 from bitport.schemes.recipe import static_inputs
 
 
-def foretold(files: Source, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
+def predicted(files: Source, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
     """The report of quantize_files, without errors: weights are quantized as shapes, on the meta device."""
     targets = {target.name: target for target in files.targets()}
     plan = recipe.resolve(list(targets.values()))
