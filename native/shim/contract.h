@@ -26,16 +26,17 @@ struct Contract {
     if (self.dim != 2) return "self must have 2 dimensions, [m, k]";
     if (mat2.dim != 4) return "mat2 must have 4 dimensions, [n/8, k/(inner*16), 32, inner/2]";
     if (pairs.dim != 3) return "scales_and_zeros must have 3 dimensions, [k/group, n, 2]";
-    inner = 2 * mat2.sizes[3];
-    if (inner != 2 && inner != 4 && inner != 8) return "the last dimension of mat2, inner/2, must be 1, 2 or 4";
+    const int64_t half = mat2.sizes[3];
+    if (half != 1 && half != 2 && half != 4) return "the last dimension of mat2, inner/2, must be 1, 2 or 4";
     if (mat2.sizes[2] != 32) return "dimension 2 of mat2 must be 32";
+    inner = 2 * half;
     m = self.sizes[0];
     k = self.sizes[1];
-    n = 8 * mat2.sizes[0];
     group = given_group;
     if (group != 32 && group != 64 && group != 128 && group != 256) return "group must be 32, 64, 128 or 256";
     if (k < 1 || k % group) return "group must divide k, the columns of self";
     if (k % (16 * inner) || mat2.sizes[1] != k / (16 * inner)) return "dimension 1 of mat2 must be k / (inner*16)";
+    n = 8 * mat2.sizes[0];   // no overflow: no other dimension of mat2 is 0, so that its rows lie in memory
     if (pairs.sizes[0] != k / group) return "dimension 0 of scales_and_zeros must be k / group";
     if (pairs.sizes[1] != n) return "dimension 1 of scales_and_zeros must be n, a multiple of 8: 8 * dimension 0 of mat2";
     if (pairs.sizes[2] != 2) return "dimension 2 of scales_and_zeros must be 2";

@@ -56,7 +56,10 @@ struct Fresh {
 
   bool make(int64_t dim, const int64_t* sizes, int32_t dtype, int32_t index = 0) {
     int64_t strides[kMostDims], step = 1;
-    for (int64_t i = dim; i-- > 0; step *= sizes[i]) strides[i] = step;
+    for (int64_t i = dim; i-- > 0;) {
+      strides[i] = step;
+      if (__builtin_mul_overflow(step, sizes[i], &step)) return false;   // also beside a size of 0, as torch refuses it
+    }
     return !torch.aoti_torch_empty_strided(dim, sizes, strides, dtype, torch.device, index, &handle) &&
            !torch.torch_get_mutable_data_ptr(handle, &data);
   }

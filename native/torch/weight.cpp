@@ -1,11 +1,8 @@
 #include "weight.h"
+#include "../kernels/tiles.h"
 
 namespace bitport {
 namespace {
-
-constexpr int64_t kMost = int64_t(1) << 40;   // rows, columns, experts
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t width(int32_t type) { return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1; }
 
@@ -26,7 +23,7 @@ const char* Weight::read_rows(const Parts& given) {
 
 const char* Weight::read(const Parts& given, bool batched, bool as_rows) {
   const int64_t n = given.n, k = given.k, group = given.group;
-  if (n < 1 || n > kMost || k < 1 || k > kMost || group < 1 || group > kMost) return "a size of the weight is out of range";
+  if (n < 1 || n > kMost || k < 1 || k > kMost || group < 1) return "a size of the weight is out of range";
   if (group % 16 && group < k) return "a group of the weight is not a multiple of 16 columns";
   const NumberType& number = given.number;
   if (number.bits < 1 || number.bits > 8 || !number.table) return "a weight has 1 to 8 bits and a table";
@@ -35,7 +32,10 @@ const char* Weight::read(const Parts& given, bool batched, bool as_rows) {
   if (!data.ok || (batched && data.dim != 4)) return "the weight's data are not contiguous on the CPU";
   experts = batched ? data.sizes[0] : -1;
   if (experts > kMost) return "too many experts";
-  const int64_t rows = ceil_div(n, 32), steps = ceil_div(k, 32), groups = ceil_div(k, group);
+  tiles.n = n;
+  tiles.k = k;
+  tiles.group = group;
+  const int64_t rows = tiles_of(tiles), steps = steps_of(tiles), groups = groups_of(tiles);
   const auto scaled = [&](const View& part) {
     return as_rows ? is_of(part, -1, -1, n, groups) : is_of(part, experts, rows, groups, 32);
   };
@@ -67,11 +67,9 @@ const char* Weight::read(const Parts& given, bool batched, bool as_rows) {
   tiles.codes = static_cast<const uint8_t*>(data.data);
   tiles.scale = scale.data;
   tiles.table = number.table;
-  tiles.n = n;
-  tiles.k = k;
-  tiles.group = group;
   tiles.bits = number.bits;
   tiles.integer = number.integer;
+  // Of the largest weight 2^26 * 2^26 * 128 * 8 = 2^62: no overflow, even where no expert takes memory.
   code_bytes_ = rows * steps * 128 * number.bits;
   scale_bytes_ = rows * groups * 32 * width(tiles.scale_type);
   zero_bytes_ = rows * groups * 32 * width(tiles.zero_type);

@@ -1,5 +1,5 @@
 #include <functional>
-#include "../../kernels/bitport_kernels.h"
+#include "../../kernels/tiles.h"
 #include "shim_test.h"
 
 using namespace bitport;
@@ -66,6 +66,16 @@ void lie_by_row(Call& c) {
   c.zero = host::tensor({c.n, 3}, host::u8);
 }
 
+// Changes the weights to those of no experts, which take no memory of whatever size: n and k are multiples of 32, and each row has one scale.
+void have_no_experts(Call& c, int64_t n, int64_t k) {
+  c.n = n, c.k = k, c.group = INT64_MAX;
+  c.x = host::tensor({0, k}, host::f32);
+  c.ends = host::tensor({0}, host::i32);
+  c.data = host::tensor({0, n / 32, k / 32, 512}, host::u8);
+  c.scale = host::tensor({0, n / 32, 1, 32}, host::f32);
+  c.zero = host::tensor({0, n / 32, 1, 32}, host::u8);
+}
+
 struct Refusal { const char* what; const char* about; std::function<void(Call&)> spoil; };
 
 const Refusal kOfRows[] = {
@@ -121,6 +131,7 @@ const Refusal kOfLinear[] = {
     {"bias of another dtype", "bias", [](Call& c) { c.bias.dtype = host::bf16; }},
     {"times of another shape", "times", [](Call& c) { c.then = 3; c.times_at = &c.ptimes; c.times = host::tensor({4, 40}, host::f32); }},
     {"times after nothing", "follows the product", [](Call& c) { c.times_at = &c.ptimes; }},
+    {"no rows, of a result past int64", "no tensor", [](Call& c) { c.x = host::tensor({0, int64_t(1) << 60, 1, 96}, host::f32); }},
     {"a matrix of experts", "data", [](Call& c) { c.data = host::tensor({1, 2, 3, 512}, host::u8); }},
 };
 
@@ -136,6 +147,7 @@ const Refusal kOfGrouped[] = {
     {"ends past the rows", "ends", [](Call& c) { c.ends.as<int32_t>()[2] = 6; }},
     {"ends that fall", "ends", [](Call& c) { c.ends.as<int32_t>()[0] = 2; c.ends.as<int32_t>()[1] = 1; }},
     {"ends below 0", "ends", [](Call& c) { c.ends.as<int32_t>()[0] = -1; }},
+    {"no experts past int64", "size", [](Call& c) { have_no_experts(c, int64_t(1) << 40, int64_t(1) << 40); }},
     {"x of 3 dimensions", "x is", [](Call& c) { c.x = host::tensor({1, 5, 96}, host::f32); }},
 };
 
@@ -181,6 +193,13 @@ void refuse_ops() {
   refuse(kOfWeights, 0, &Call::embedding);
   refuse(kOfEmbedding, 0, &Call::embedding);
   refuse(kOfRows, 0, &Call::embedding);
+  for (const auto grouped : {&Call::grouped, &Call::dyn_grouped}) {
+    Call call(3);
+    have_no_experts(call, kMost, kMost);
+    EXPECT((call.*grouped)() == BITPORT_SUCCESS && call.y->sizes[1] == kMost, "the largest weight, of no experts");
+    aoti_torch_delete_tensor_object(call.y);
+    ++cases;
+  }
   Call call;
   host::faults.no_memory = true;
   for (const auto run : {&Call::linear, &Call::dyn_linear}) EXPECT((call.*run)() != BITPORT_SUCCESS && !call.y, "a host without memory");

@@ -26,6 +26,8 @@ struct Refusal { const char* what; const char* about; std::function<void(Call&)>
 
 void reshape(AtenTensorOpaque& t, std::vector<int64_t> sizes) { t = host::tensor(std::move(sizes), t.dtype); }
 
+constexpr int64_t kHuge = int64_t(1) << 62;   // a size beside one of 0 takes no memory
+
 const Refusal kRefusals[] = {
     {"self null", "self is null", [](Call& c) { c.a = nullptr; }},
     {"mat2 null", "mat2 is null", [](Call& c) { c.b = nullptr; }},
@@ -51,6 +53,8 @@ const Refusal kRefusals[] = {
     {"inner 6", "inner/2", [](Call& c) { reshape(c.mat2, {2, 4, 32, 3}); }},
     {"inner 16", "inner/2", [](Call& c) { reshape(c.mat2, {2, 1, 32, 8}); }},
     {"inner 0", "inner/2", [](Call& c) { reshape(c.mat2, {2, 4, 32, 0}); }},
+    {"inner past int64", "inner/2", [](Call& c) { reshape(c.mat2, {0, 4, 32, kHuge}); }},
+    {"n past int64", "dimension 1 of mat2", [](Call& c) { reshape(c.mat2, {kHuge, 0, 32, 2}); }},
     {"31 lanes", "dimension 2 of mat2 must be 32", [](Call& c) { reshape(c.mat2, {2, 4, 31, 2}); }},
     {"k of mat2 differs", "dimension 1 of mat2", [](Call& c) { reshape(c.mat2, {2, 5, 32, 2}); }},
     {"no k", "group must divide k", [](Call& c) { reshape(c.self, {3, 0}); }},
