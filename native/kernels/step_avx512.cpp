@@ -147,8 +147,9 @@ struct Kept {
   Place place;
 };
 
+template <bool Coded>
 FAST_INLINE Kept kept_of(const BitportMoment& m, int64_t k, int64_t row, int64_t begin) {
-  return {m, row * k + begin, m.map ? place_of(m, k, row, begin) : Place{}};
+  return {m, row * k + begin, Coded ? place_of(m, k, row, begin) : Place{}};
 }
 
 int32_t bits_of(const BitportMoment& m) { return m.map ? m.map->bits : 0; }
@@ -263,7 +264,8 @@ FAST_INLINE void move(const BitportStep& s, __m512 g, __m512* p, __m512* m, __m5
 template <int32_t Rule, int32_t Count, int32_t Bits>
 FAST void step_block(const BitportStep& s, int64_t row, int64_t begin, int64_t count) {
   const int64_t at = row * s.k + begin;
-  const Kept first = kept_of(s.moments[0], s.k, row, begin), second = kept_of(s.moments[1], s.k, row, begin);
+  const Kept first = kept_of<(Bits > 0 && Count > 0)>(s.moments[0], s.k, row, begin);
+  const Kept second = kept_of<(Bits > 0 && Count > 1)>(s.moments[1], s.k, row, begin);
   Numbers means, squares;
   __m512i largest_mean = _mm512_setzero_si512(), largest_square = largest_mean;
   for (int64_t i = 0; i < count; i += 64) {
@@ -293,11 +295,12 @@ StepBlock of_bits(int32_t bits) {
 }  // namespace
 
 StepBlock step_whole_vectors(int32_t rule, const BitportStep& step) {
-  const int32_t bits[2] = {bits_of(step.moments[0]), bits_of(step.moments[1])};
-  if (step.count > 1 && bits[0] != bits[1]) return nullptr;
-  if (rule == BITPORT_ADAM) return of_bits<BITPORT_ADAM, 2>(bits[0]);
-  if (rule == BITPORT_LION) return of_bits<BITPORT_LION, 1>(bits[0]);
-  return step.count ? of_bits<BITPORT_SGD, 1>(bits[0]) : step_block<BITPORT_SGD, 0, 0>;
+  if (step.count == 0) return step_block<BITPORT_SGD, 0, 0>;   // moments beyond the count may hold anything
+  const int32_t bits = bits_of(step.moments[0]);
+  if (step.count > 1 && bits_of(step.moments[1]) != bits) return nullptr;
+  if (rule == BITPORT_ADAM) return of_bits<BITPORT_ADAM, 2>(bits);
+  if (rule == BITPORT_LION) return of_bits<BITPORT_LION, 1>(bits);
+  return of_bits<BITPORT_SGD, 1>(bits);
 }
 
 bool has_byte_lookups() {

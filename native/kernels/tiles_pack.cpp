@@ -239,7 +239,7 @@ constexpr Moves kMoves = {pack_strip<Bits>, unpack_strip<Bits>};
 constexpr Moves kByBits[] = {kMoves<1>, kMoves<2>, kMoves<3>, kMoves<4>, kMoves<5>, kMoves<6>, kMoves<7>, kMoves<8>};
 
 int32_t check(const void* a, const void* b, int32_t bits, int64_t n, int64_t k) {
-  if (n < 0 || k <= 0 || bits < 1 || bits > 8) return kBadShape;
+  if (n < 0 || k <= 0 || n > kMost || k > kMost || bits < 1 || bits > 8) return kBadShape;
   return n == 0 || (a && b) ? kOk : kNullPointer;
 }
 

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   try_attention_refusals();
   try_scales_that_are_none();
   try_rows_that_are_not_there();
+  try_moments_that_are_none();
   try_rows_alike();
   try_threads(seed);
   for (long long i = 0; i < weights; ++i) {

@@ -1,6 +1,7 @@
 // Invalid arguments are refused with the right code before anything is written; and empty work succeeds.
 #include <functional>
 #include "../kernels/status.h"
+#include "../kernels/tiles.h"
 #include "tests.h"
 #include "weight.h"
 
@@ -137,7 +138,8 @@ void try_refusals() {
   const struct { int32_t bits; int64_t n, k; bool null; int32_t code; } packings[] = {
       {0, 1, 1, false, kBadShape}, {9, 1, 1, false, kBadShape},   {4, -1, 1, false, kBadShape},
       {4, 1, 0, false, kBadShape}, {4, 1, -32, false, kBadShape}, {4, 1, 1, true, kNullPointer},
-      {4, 0, 1, true, kOk}};
+      {4, 0, 1, true, kOk},        {4, kMost + 1, 1, true, kBadShape}, {4, 1, kMost + 1, true, kBadShape},
+      {8, INT64_MAX, INT64_MAX, false, kBadShape}};
   for (const auto& p : packings) {
     EXPECT(bitport_pack(p.null ? nullptr : &byte, p.bits, p.n, p.k, &byte, 1) == p.code, "pack: %d bits", p.bits);
     EXPECT(bitport_unpack(&byte, p.bits, p.n, p.k, p.null ? nullptr : &byte, 1) == p.code, "unpack: %d bits", p.bits);
