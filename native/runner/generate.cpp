@@ -7,8 +7,11 @@
 namespace bitport::runner {
 namespace {
 
-int64_t most_likely(const Tensor& logits) {
-  const Tensor dense = logits.dense();
+int64_t most_likely(const std::vector<Tensor>& outputs, const std::string& method) {
+  if (outputs.empty() || !outputs[0].count()) fail(method, " gives no logits");
+  const Tensor dense = outputs[0].dense();
+  if (!value_at(dense, 0))
+    fail(method, " gives logits of the type ", text_of(*dense.type, dense.sizes), ", whose numbers this runner does not read");
   int64_t best = 0;
   for (int64_t i = 1, count = dense.count(); i < count; ++i)
     if (*value_at(dense, i) > *value_at(dense, best)) best = i;
@@ -30,14 +33,14 @@ Generated generate(Program& program, const std::vector<int64_t>& prompt, int64_t
 
   const Method& decode = program.load("decode");
   std::vector<Tensor> inputs(2);   // ids, positions, caches
-  for (size_t i = 2; i < decode.input_count(); ++i)
+  for (size_t i = 2; i < decode.inputs().size(); ++i)
     inputs.push_back(Tensor::zeros(*decode.inputs()[i].type, decode.inputs()[i].sizes({})));
   const auto step = [&](const Method& method, const std::vector<int64_t>& ids, int64_t first) {
     std::vector<int64_t> positions(ids.size());
     std::iota(positions.begin(), positions.end(), first);
     inputs[0] = Tensor::of("I64", {1, int64_t(ids.size())}, ids);
     inputs[1] = Tensor::of("I64", {int64_t(ids.size())}, positions);
-    return most_likely(method.run(inputs).at(0));
+    return most_likely(method.run(inputs), method.name());
   };
 
   Generated made;

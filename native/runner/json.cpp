@@ -95,24 +95,27 @@ class Reader {
 
   Json number() {
     const char *const begin = text_.data() + at_, *const limit = text_.data() + text_.size();
+    const auto is_digit = [&](const char* at) { return at < limit && *at >= '0' && *at <= '9'; };
+    const char* const first = begin + (*begin == '-');
+    if (!is_digit(first)) wrong("a value is wanted");
+    if (*first == '0' && is_digit(first + 1)) wrong("a number begins with a zero");
     int64_t value = 0;
     auto read = std::from_chars(begin, limit, value);
     const bool whole = read.ptr == limit || (*read.ptr != '.' && *read.ptr != 'e' && *read.ptr != 'E');
+    if (!whole && *read.ptr == '.' && !is_digit(read.ptr + 1)) wrong("digits follow a point");
     double real = 0;
     if (!whole) read = std::from_chars(begin, limit, real);
-    if (read.ptr == begin) wrong("a value is wanted");
     if (read.ec != std::errc()) wrong("a number too large");
     at_ += size_t(read.ptr - begin);
     return whole ? Json(value) : Json(real);
   }
 
   uint32_t hex() {
+    const std::string_view digits = text_.substr(at_, 4);
     uint32_t value = 0;
-    for (int i = 0; i < 4; ++i, ++at_) {
-      const size_t digit = at_ < text_.size() ? std::string_view("0123456789abcdef").find(char(text_[at_] | 32)) : 16;
-      if (digit > 15) wrong("four hexadecimal digits follow \\u");
-      value = value * 16 + uint32_t(digit);
-    }
+    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    if (read.ptr != digits.data() + 4) wrong("four hexadecimal digits follow \\u");
+    at_ += 4;
     return value;
   }
 

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include <cerrno>
+#include <utility>
+#include "numbers.h"
 #include "torch.h"
 
 namespace bitport::runner {
@@ -37,6 +39,16 @@ class LoadedLibrary {
  private:
   int file_;
   void* library_ = nullptr;
+};
+
+// Deletes the tensors that nobody has taken out: such handles are null.
+struct Handles {
+  const Torch& torch;
+  std::vector<TensorHandle> all;
+  ~Handles() {
+    for (const TensorHandle handle : all)
+      if (handle) torch.aoti_torch_delete_tensor_object(handle);
+  }
 };
 
 bool within(const void* address, const Tensor& tensor) {
@@ -96,11 +108,12 @@ struct Method::State : MethodSource {
       c.check(c.AOTInductorModelContainerGetConstantDataSize(container, i, &bytes), name);
       const auto found = constants.find(full);
       if (found == constants.end()) fail(name, ": the weights lack ", full);
-      const Tensor& tensor = found->second;
+      Tensor& tensor = found->second;
       // The code knows the size of a constant's storage at export, which other constants may have shared.
       if (dtype != torch.dtype_of(*tensor.type) || bytes < size_t(tensor.count() * tensor.type->bytes))
         fail(name, ": the weights hold ", full, " as ", text_of(*tensor.type, tensor.sizes),
              ", which the code takes for something else: they do not belong together");
+      if (!tensor.is_aligned()) tensor = copy_of(tensor);
       handles.push_back(torch.handle_of(tensor));
       pairs.push_back({inner, handles.back()});
     }
@@ -131,15 +144,19 @@ std::vector<Tensor> Method::run(const std::vector<Tensor>& inputs) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!state.inputs.empty()) state.inputs[i].check(*inputs[i].type, inputs[i].sizes, state.ranges, named);
     if (!inputs[i].is_dense()) fail(name(), ": input ", i, " is not dense");
+    if (!inputs[i].is_aligned()) fail(name(), ": input ", i, " begins between two elements; give a copy");
   }
-  std::vector<TensorHandle> given, made(state.output_count, nullptr);
-  for (const Tensor& input : inputs) given.push_back(state.torch.handle_of(input));   // the call takes ownership
+  Handles given{state.torch, std::vector<TensorHandle>(inputs.size())};
+  Handles made{state.torch, std::vector<TensorHandle>(state.output_count)};
+  for (size_t i = 0; i < inputs.size(); ++i) given.all[i] = state.torch.handle_of(inputs[i]);
   const Code& c = state.code_of_library;
-  c.check(c.AOTInductorModelContainerRun(state.container, given.data(), given.size(), made.data(), made.size(), nullptr, nullptr),
+  // It takes the inputs out, unless it fails before.
+  c.check(c.AOTInductorModelContainerRun(state.container, given.all.data(), given.all.size(), made.all.data(), made.all.size(),
+                                         nullptr, nullptr),
           name());
   std::vector<Tensor> outputs;
-  for (const TensorHandle handle : made) {
-    Tensor output = state.torch.tensor_of(handle);
+  for (TensorHandle& handle : made.all) {
+    Tensor output = state.torch.tensor_of(std::exchange(handle, nullptr));
     for (const Tensor& input : inputs)   // keeps an input that it aliases alive; every output keeps the method alive
       if (within(output.data(), input)) output.memory = {input.memory, output.data()};
     const auto keep = std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const State>>>(output.memory, state_);

@@ -29,8 +29,8 @@ class Method {
   const std::vector<Argument>& outputs() const;
   size_t input_count() const;
 
-  // Inputs must match (a Failure says what does not) and be contiguous. An output may share memory with an input or a
-  // constant, and keeps it alive. Concurrent calls are serialized.
+  // Inputs must match (a Failure says what does not), be contiguous, and begin at a multiple of the size of an element.
+  // An output may share memory with an input or a constant, and keeps it alive. Concurrent calls are serialized.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs) const;
 
  private:

@@ -5,14 +5,14 @@
 namespace bitport::runner {
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr size_t kAlignment = 64;
 constexpr size_t kMostDims = 16;
 
 std::shared_ptr<void> memory_of(int64_t bytes) {
-  const int64_t whole = (bytes / kAlignment + 1) * kAlignment;
-  void* const made = std::aligned_alloc(kAlignment, size_t(whole));
+  const size_t whole = (size_t(bytes) / kAlignment + 1) * kAlignment;
+  void* const made = std::aligned_alloc(kAlignment, whole);
   if (!made) fail("no memory for ", bytes, " bytes");
-  std::memset(made, 0, size_t(whole));
+  std::memset(made, 0, whole);
   return {made, std::free};
 }
 
@@ -74,6 +74,8 @@ bool Tensor::is_dense() const {
     if (sizes[i] != 1 && strides[i] != wanted[i]) return count() == 0;
   return true;
 }
+
+bool Tensor::is_aligned() const { return reinterpret_cast<uintptr_t>(data()) % uintptr_t(type->bytes) == 0; }
 
 Tensor Tensor::dense() const {
   if (is_dense()) return *this;

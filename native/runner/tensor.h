@@ -38,6 +38,8 @@ struct Tensor {
 
   int64_t count() const { return count_of(sizes); }
   bool is_dense() const;
+  // Whether it begins at a multiple of the size of an element, as torch's code expects; bytes of a file need not.
+  bool is_aligned() const;
   // A contiguous copy, or itself if it is contiguous.
   Tensor dense() const;
   const void* data() const { return memory.get(); }

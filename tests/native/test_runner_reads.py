@@ -207,6 +207,14 @@ HEADERS = {
     "number": (b'{"w":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}}', "too large"),
     "twice": (b'{"w":{},"w":{}}', "twice"),
     "deep": (b'{"w":' + b"[" * 5000, "nested too deep"),
+    "digits that are none": (
+        b'{"\\u00\x14\x11":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        "at byte 4: four hexadecimal digits follow",
+    ),
+    "too few digits": (b'{"\\u00', "four hexadecimal digits follow"),
+    "zeros before a number": (b'{"w":{"dtype":"U8","shape":[04],"data_offsets":[0,4]}}', "begins with a zero"),
+    "nothing before a point": (b'{"w":{"dtype":"U8","shape":[.5],"data_offsets":[0,4]}}', "a value is wanted"),
+    "nothing behind a point": (b'{"w":{"dtype":"U8","shape":[4.],"data_offsets":[0,4]}}', "digits follow a point"),
 }
 
 

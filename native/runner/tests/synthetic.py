@@ -21,14 +21,14 @@ LIBRARY = "data/aotinductor/model/model.wrapper.so"
 CONSTANTS = "extra/bitport/constants/model.json"
 
 
-def library() -> bytes:
+def library(source: str = CODE, *options: str) -> bytes:
     compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if compiler is None:
         raise SystemExit("no C++ compiler: install g++ or clang++")
     with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(folder, "code.cpp"), Path(folder, "code.so")
-        source.write_text(CODE)
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", made, source], check=True)
+        code, made = Path(folder, "code.cpp"), Path(folder, "code.so")
+        code.write_text(source)
+        subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", *options, "-o", made, code], check=True)
         return made.read_bytes()
 
 
