@@ -17,7 +17,7 @@ LIBRARIES = Path(torch.__path__[0]) / "lib"
 
 @functools.cache
 def runner() -> Path:
-    """Build bitport-run, embed and mutate, and return their folder. Parallel test workers take turns by a lock."""
+    """Build bitport-run, embed, mutate and skewed, and return their folder. Parallel workers take turns by a lock."""
     if not shutil.which("cmake") or not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         pytest.skip("cmake and a C++ compiler are needed")
     folder = ROOT / "build" / "tests-runner"

@@ -76,18 +76,33 @@ def test_no_tensor_is_left_behind(name: str, torch_folder: Path, tmp_path: Path)
     assert (done.returncode, done.stderr.splitlines()) == (1, [f"bitport-run: {said}"])
 
 
+VALUES = struct.pack("<4f", 1.5, -2.0, 3.25, 0.0)
+
+
+def skewed(folder: Path, skew: int) -> Path:
+    """A file of VALUES that begin so many bytes behind a number's place."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    header += b" " * (-len(header) % 8 + skew)
+    (folder / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + VALUES)
+    return folder / "w.safetensors"
+
+
 @pytest.mark.parametrize("skew", range(4))
 def test_constants_at_any_place(skew: int, torch_folder: Path, tmp_path: Path) -> None:
     """Where torch would be given an address between two numbers, it is given a copy, as in Python."""
-    entry = {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
-    header = json.dumps(entry).encode()
-    header += b" " * (-len(header) % 8 + skew)
-    values = struct.pack("<4f", 1.5, -2.0, 3.25, 0.0)
-    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + values)
     package, made = plain(tmp_path, code(F32, constants=1)), tmp_path / "o.safetensors"
-    done = bitport_run(torch_folder, package, "--weights", tmp_path / "w.safetensors", "--outputs", made)
+    done = bitport_run(torch_folder, package, "--weights", skewed(tmp_path, skew), "--outputs", made)
     assert (done.returncode, done.stderr) == (0, "")
-    assert made.read_bytes()[-16:] == values
+    assert made.read_bytes()[-16:] == VALUES
+
+
+@pytest.mark.parametrize("skew", range(4))
+def test_inputs_at_any_place(skew: int, torch_folder: Path, tmp_path: Path) -> None:
+    """A method may write into its inputs, so a program has to make the copy itself."""
+    command = [runner() / "skewed", plain(tmp_path, code(F32, inputs=1)), "model", skewed(tmp_path, skew), "w"]
+    done = subprocess.run([*command, torch_folder], capture_output=True, text=True, timeout=60)
+    said = "model: input 0 begins between two elements; give a copy\n" if skew else ""
+    assert (done.returncode, done.stderr) == (int(skew > 0), said)
 
 
 def language_model(folder: Path, library: bytes, inputs: list[dict[str, Any]]) -> Path:
