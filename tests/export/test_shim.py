@@ -38,6 +38,19 @@ def test_no_fault_is_found() -> None:
     assert ran.returncode == 0, ran.stderr[-8000:]
 
 
+def test_on_cuda_all_tensors_are_on_one_device(tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
+    shim, program = ROOT / "native" / "shim", str(tmp_path / "devices")
+    host = ("error.cpp", "link.cpp", "../torch/ask.cpp", "tests/host.cpp")
+    sources = [str(shim / each) for each in ("cuda/tinygemm.cu", "tests/cuda/devices.cpp", *host)]
+    for command in ([nvcc, "-std=c++17", "-o", program, *sources], [program]):
+        ran = subprocess.run(command, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+    assert "3 cases: no fault" in ran.stdout
+
+
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_header_declares_what_generated_code_calls(name: str) -> None:
     (wanted,) = next(texts for op, texts in declarations().items() if op._schema.name.endswith(name))

@@ -45,11 +45,14 @@ __global__ void multiply(const __nv_bfloat16* x, const int32_t* words, const __n
   }
 }
 
-const char* run(const Contract& c, AtenTensorHandle self, AtenTensorHandle* result) {
-  int32_t index = 0;
+const char* run(const Contract& c, AtenTensorHandle self, AtenTensorHandle mat2, AtenTensorHandle pairs,
+                AtenTensorHandle* result) {
+  int32_t index = 0, of_mat2 = 0, of_pairs = 0;
   void* stream = nullptr;
-  if (aoti_torch_get_device_index(self, &index) || aoti_torch_get_current_cuda_stream(index, &stream))
+  if (aoti_torch_get_device_index(self, &index) || aoti_torch_get_device_index(mat2, &of_mat2) ||
+      aoti_torch_get_device_index(pairs, &of_pairs) || aoti_torch_get_current_cuda_stream(index, &stream))
     return "torch named no device and stream";
+  if (of_mat2 != index || of_pairs != index) return "self, mat2 and scales_and_zeros are on different devices";
   const int64_t sizes[] = {c.m, c.n}, blocks = (c.m + kRows - 1) / kRows;
   if (blocks > kBlocks) return "self has more rows than one launch takes, 262140";
   Fresh y;
@@ -86,6 +89,6 @@ AOTITorchError aoti_torch_cuda__weight_int4pack_mm(AtenTensorHandle self, AtenTe
     Contract contract;
     if (!result) return "the pointer for the result is null";
     if (const char* reason = contract.read(self, mat2, group, scales_and_zeros)) return reason;
-    return run(contract, self, result);
+    return run(contract, self, mat2, scales_and_zeros, result);
   });
 }
