@@ -81,8 +81,8 @@ def layer_errors(
 
 
 def _files(original: str | Path, model: nn.Module) -> Source:
-    """With its tensors as ``model`` has them; where transformers alone can make those, as they are: the report tells
-    that weights without a counterpart were not compared."""
+    """The files of ``original``, arranged like ``model``; unarranged if only transformers can do that. The report then
+    says that weights without a counterpart were not compared."""
     try:
         return Source(original, arrangement=arrangement(model))
     except CheckpointError:

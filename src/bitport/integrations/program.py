@@ -39,12 +39,12 @@ class Given:
 
 
 KEYS_AND_VALUES = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-"""What transformers calls the layers of a cache that hold no more than these."""
+"""Class names in transformers of cache layers whose state is keys and values only."""
 ONLY = "only models with full attention and keys and values as their state can be exported so"
 
 
 def cache_in(layers: Sequence[Any]) -> Any:
-    """A cache of ``layers``. Positions, which are data, say how much it holds: a program has no number for that."""
+    """A cache of ``layers``. Its length is not available as a number: a program gets it as data, the positions."""
     from transformers.cache_utils import Cache
 
     def get_seq_length(*args: Any) -> int:
@@ -95,7 +95,7 @@ def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method
 
 
 def windows(model: Any) -> list[int]:
-    """How many positions each layer with a sliding window looks at. Up to there it is as one with full attention."""
+    """The window of each layer with sliding-window attention. Up to that length it equals full attention."""
     from transformers.cache_utils import DynamicCache
 
     layers: list[Any] = DynamicCache(config=model.config).layers
@@ -103,7 +103,7 @@ def windows(model: Any) -> list[int]:
 
 
 def fits(model: Any, capacity: int | None) -> int:
-    """The positions of a cache: those asked for, if the model knows as many and none of its layers looks at fewer."""
+    """The capacity of a cache: as requested, if the model supports it and no sliding window is shorter."""
     narrow = windows(model)
     known = min([positions_of(model) or LONGEST, *narrow])
     capacity = min(known, LONGEST) if capacity is None else capacity
