@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from bitport.backends.cuda.few_rows import DEEP, MIDDLE, NARROW, WIDE, Form, Siz
 from bitport.ops import Sample, Weight
 from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device
 from tests.backends.products import products, shortfall
+from tests.native.builds import nvcc
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
@@ -281,16 +281,13 @@ def test_sizes_are_those_that_were_fastest() -> None:
 
 @pytest.mark.parametrize("architecture", ["80", "90a"])
 def test_registers_are_enough(architecture: str, tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
     clusters, file = architecture == "90a", tmp_path / "few_rows.cu"
     options = [f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-std=c++17", "-Xptxas", "-v", "-cubin"]
     for size in (WIDE, DEEP, MIDDLE, NARROW):
         for bits, flip, group, dtype in ((4, 0, 128, BF16), (4, 0, 32, FP16), (8, 0, 0, BF16), (8, 0x80, 32, FP16)):
             form = Form(bits, flip, group, dtype, clusters)
             file.write_text(source(size._replace(splits=4 if clusters else 1), form))
-            command = [nvcc, *options, "-o", str(tmp_path / "out"), str(file)]
+            command = [nvcc(), *options, "-o", str(tmp_path / "out"), str(file)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             assert re.findall(r"(\d+) bytes spill", done.stdout + done.stderr) == ["0", "0"]

@@ -4,7 +4,6 @@ refused; which size is chosen; and that each compiles to the intended code. test
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bitport.ops import Sample, Weight
 from bitport.schemes import preset
 from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device
 from tests.backends.products import products, shortfall
+from tests.native.builds import nvcc
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
@@ -167,16 +167,13 @@ def test_sizes_are_those_that_were_fastest() -> None:
 def test_registers_are_enough(form: Form, tmp_path: Path) -> None:
     """No register is spilled, and matrix products overlap with the preparation of the next ones. They do not where the
     compiler sees writes to registers that a product in flight reads."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
     for size, _ in COSTS[f"int{form.bits}"]:
         for splits in (1, 2):
             file = tmp_path / "many_rows.cu"
             file.write_text(source(size._replace(splits=splits), form))
             options = ["-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-Xptxas", "-v", "-cubin"]
             done = subprocess.run(
-                [nvcc, *options, "-o", str(tmp_path / "out"), str(file)], capture_output=True, text=True, check=False
+                [nvcc(), *options, "-o", str(tmp_path / "out"), str(file)], capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, done.stderr
             said = done.stdout + done.stderr

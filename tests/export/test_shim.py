@@ -11,6 +11,7 @@ import pytest
 
 from bitport.export.compile import ARCHIVE
 from bitport.export.ops import FAKES, SCHEMAS, declarations
+from tests.native.builds import nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "native" / "shim" / "bitport_shim.h"
@@ -39,13 +40,10 @@ def test_no_fault_is_found() -> None:
 
 
 def test_on_cuda_all_tensors_are_on_one_device(tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
     shim, program = ROOT / "native" / "shim", str(tmp_path / "devices")
     host = ("error.cpp", "link.cpp", "../torch/ask.cpp", "tests/host.cpp")
     sources = [str(shim / each) for each in ("cuda/tinygemm.cu", "tests/cuda/devices.cpp", *host)]
-    for command in ([nvcc, "-std=c++17", "-o", program, *sources], [program]):
+    for command in ([nvcc(), "-std=c++17", "-o", program, *sources], [program]):
         ran = subprocess.run(command, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     assert "3 cases: no fault" in ran.stdout

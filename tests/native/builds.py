@@ -33,3 +33,11 @@ def runner() -> Path:
 def run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def nvcc() -> str:
+    """NVIDIA's compiler; skips the test where there is none."""
+    found = shutil.which("nvcc")
+    if found is None:
+        pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
+    return found

@@ -35,7 +35,8 @@ from bitport.errors import ArgumentError
 from bitport.nn.quantize import quantize_target
 from bitport.nn.targets import find_targets
 from bitport.report.progress import progress as with_progress
-from bitport.schemes import Recipe, Rule, Scheme, Target, preset
+from bitport.schemes import Recipe, Rule, Scheme, Target
+from bitport.schemes.presets import scheme_of
 from bitport.schemes.recipe import DEFAULT_KINDS
 from bitport.tensor import QTensor
 
@@ -225,7 +226,7 @@ def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> floa
 def _schemes(candidates: Sequence[str | Scheme]) -> list[Scheme]:
     if isinstance(candidates, str) or not isinstance(candidates, Collection):
         raise ArgumentError(f"candidates are several schemes, such as ('int4', 'int8'), not {candidates!r}")
-    schemes = [each if isinstance(each, Scheme) else preset(each) for each in candidates]
+    schemes = [scheme_of(each) for each in candidates]
     if not schemes:
         raise ArgumentError("there is no candidate: give at least one scheme")
     if static := [str(scheme) for scheme in schemes if scheme.static]:

@@ -118,6 +118,7 @@ class QuantizeRun:
         model: nn.Module | None = None,
         arrangement: Arrangement | None = None,
     ) -> None:
+        shard_size = bytes_of(shard_size, "shard_size")
         self.by = algorithm_of(algorithm)
         if self.by.needs_inputs:
             raise ArgumentError(
@@ -130,7 +131,6 @@ class QuantizeRun:
         self.plan = planned(self.files, self.recipe)
         self.choices = {choice.name: choice for choice in self.plan.choices}
         self.memory = estimate(self.files, self.plan, dtype, self.by)
-        shard_size = bytes_of(shard_size, "shard_size")
         self.memory.check(memory_limit, ADVICE)
         same = fingerprint(self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure)
         self.output = Output(directory, same, shard_size, resume=resume, overwrite=overwrite)

@@ -28,6 +28,7 @@ from transformers.masking_utils import sdpa_mask
 from bitport.cache import CacheFormat, KeyValueStore, cache_format
 from bitport.errors import ArgumentError
 from bitport.integrations.cache_name import with_cache
+from bitport.integrations.huggingface import text_config
 
 __all__ = ["KVCache"]
 
@@ -177,7 +178,7 @@ class KVCache(DynamicCache):
     def of(cls, model: Any, format: str | CacheFormat = "int8") -> KVCache:
         """Create a cache for ``model`` and switch its attention to the one that reads it in place. A model that does
         not support "sdpa" (soft-capped scores, sinks) keeps its own attention, which is given floats."""
-        cache, decoder = cls(getattr(model, "config", model), format), model.config.get_text_config(decoder=True)
+        cache, decoder = cls(getattr(model, "config", model), format), text_config(model)
         plain = model._supports_sdpa and getattr(decoder, "attn_logit_softcapping", None) is None
         if plain and decoder._attn_implementation != ATTENTION:
             model.set_attn_implementation(ATTENTION)

@@ -16,7 +16,8 @@ from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.numerics import Quantized, number_type, to_storage
 from bitport.ops.device import check_present
-from bitport.schemes import Recipe, RecipeLike, Scheme, Target, preset
+from bitport.schemes import Recipe, RecipeLike, Scheme, Target
+from bitport.schemes.presets import scheme_of
 from bitport.tensor import QTensor, from_parts, quantize_tensor
 
 
@@ -41,7 +42,7 @@ class QuantizedLinear(nn.Module):
         if device is not None:
             check_present(device)
         self.in_features, self.out_features = in_features, out_features
-        self.scheme = scheme if isinstance(scheme, Scheme) else preset(scheme)
+        self.scheme = scheme_of(scheme)
         zeros = torch.zeros(out_features, in_features, device=device, dtype=floats_of(dtype, "dtype"))
         self._set(quantize_tensor(zeros, self.scheme))
         self.bias = nn.Parameter(zeros.new_zeros(out_features), requires_grad=False) if bias else None
@@ -58,7 +59,7 @@ class QuantizedLinear(nn.Module):
         new = cls.__new__(cls)
         nn.Module.__init__(new)
         new.in_features, new.out_features, new.bias = linear.in_features, linear.out_features, linear.bias
-        new.scheme = scheme if isinstance(scheme, Scheme) else preset(scheme)
+        new.scheme = scheme_of(scheme)
         if isinstance(weight, QTensor) and weight.scheme != new.scheme:
             raise ArgumentError(f"the layer is {weight.scheme} already, not {new.scheme}; dequantize_ it first")
         if not isinstance(weight, QTensor):

@@ -90,9 +90,9 @@ def changed() -> None:
 
 def _parse(setting: str) -> dict[str, str]:
     """ "name" forces every op ("*"), "op=name,op=name" single ones."""
-    items = setting.split(",") if isinstance(setting, str) else ["="]
-    pairs = [item.strip().rpartition("=") for item in items if item.strip()]
-    if not all(name.strip() and (op.strip() or not sign) for op, sign, name in pairs):
+    pairs = [item.strip().rpartition("=") for item in str(setting).split(",") if item.strip()]
+    named = all(name.strip() and (op.strip() or not sign) for op, sign, name in pairs)
+    if not isinstance(setting, str) or not named:
         raise KernelError(
             f"kernel setting {setting!r}: write a kernel's name for every op, or op=name,op=name, e.g. linear=generic"
         )

@@ -79,6 +79,11 @@ def preset(name: str) -> Scheme:
     return scheme
 
 
+def scheme_of(given: str | Scheme) -> Scheme:
+    """``given``, or the scheme of that name."""
+    return given if isinstance(given, Scheme) else preset(given)
+
+
 def _with_suffix(scheme: Scheme, suffix: str, name: str) -> Scheme:
     if suffix == "wo":
         return dataclasses.replace(scheme, act="", static=False)

@@ -18,7 +18,8 @@ from bitport.layouts import Matrix
 from bitport.numerics import FLOATS, Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.numerics.packing import from_bytes
-from bitport.schemes import KINDS, Scheme, preset
+from bitport.schemes import KINDS, Scheme
+from bitport.schemes.presets import scheme_of
 from bitport.tensor.cache_key import source_key
 from bitport.tensor.dispatch import function_for, handled
 from bitport.tensor.exporting import recorded
@@ -76,8 +77,7 @@ class QTensor(Tensor):
     pieces: tuple[QTensor, ...] = ()
     """The pieces of all processes, if this tensor was gathered from them (bitport.tensor.collectives)."""
     room: int = 0
-    """For one of several pieces: the row count of the largest, to which all are padded for sending
-    (bitport.tensor.fsdp)."""
+    """For one of several pieces: the largest row count, to which all are padded for sending (bitport.tensor.fsdp)."""
     fsdp_pre_all_gather: Callable[..., Any]
     fsdp_post_all_gather: Callable[..., Any]
 
@@ -437,7 +437,7 @@ def quantize_tensor(
         )
     if kind not in KINDS:
         raise ArgumentError(f"a weight is of kind {', '.join(KINDS)}, not {kind!r}")
-    scheme = scheme if isinstance(scheme, Scheme) else preset(scheme)
+    scheme = scheme_of(scheme)
     rows = rows_of(value, kind, transposed)
     if any(size == 0 and block == 0 for size, block in zip(rows.shape[-2:], scheme.weight.block, strict=True)):
         raise ArgumentError(f"an empty matrix {list(rows.shape)} has no range to choose the one scale of {scheme} from")
