@@ -8,7 +8,7 @@
 namespace bitport {
 namespace {
 
-thread_local Buffer rounded_buffer;
+thread_local Buffer factors_buffer;
 
 #if BITPORT_X86
 // Small products are finished in vector code before tile registers have delivered their first sums.
@@ -34,23 +34,15 @@ const Engine& engine_for_rounded(const Product& p, int32_t act) {
   return usual;
 }
 
-int32_t linear_rounded(Product product, int32_t act, const float* act_scale) {
+int32_t linear_rounded(const Product& product, int32_t act, const float* act_scale) {
   const BitportTiles& w = product.weight;
   const Engine& engine = engine_for_rounded(product, act);
   const bool in_blocks = act == BITPORT_FP8_128 && engine.bf16;
-  const size_t row_bytes = aligned(size_t(product.m) * w.k * (engine.bf16 ? 2 : 4));
-  const int64_t scales_of_row = in_blocks ? ceil_div(w.k, kScaled) : 1;   // 32 rows of the last block may be read
-  char* memory = rounded_buffer.need(row_bytes + size_t(product.m * scales_of_row + 31) * 4);
+  const int64_t factors = product.m * (in_blocks ? ceil_div(w.k, kScaled) : 1) + 31;   // 32 rows of the last block may be read
+  float* memory = reinterpret_cast<float*>(factors_buffer.need(size_t(factors) * 4));
   if (!memory) return kNoMemory;
-  float* scales = reinterpret_cast<float*>(memory + row_bytes);
-  const bool enough = rounds_to_floats(act) ? round_rows(product, act, act_scale, engine.bf16, memory, scales)
-                                            : round_rows_to_int8(product, act, reinterpret_cast<uint16_t*>(memory), scales);
-  if (!enough) return kNoMemory;
-  product.x = memory;
-  product.x_type = engine.bf16 ? BITPORT_BF16 : BITPORT_F32;
-  const int32_t code = linear_of_floats(product, engine, scales, in_blocks);
-  rounded_buffer.trim();
-  return code;
+  const RoundedRows rows{product, act, engine.bf16, in_blocks, global_scale(product, act, act_scale), memory};
+  return linear_of_floats(product, engine, &rows);
 }
 
 }  // namespace

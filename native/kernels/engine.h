@@ -150,10 +150,11 @@ int32_t multiply_checked(const BitportTiles* w, const void* x, int32_t x_type, i
   return multiply(Product{*w, x, x_type, m, bias, y, x_type, threads, isa < 0 ? bitport_best_isa() : isa, then, times});
 }
 
-// The products, each returning a Status: x as is; x as floats, where each row of sums (with in_blocks, of sums over
-// kScaled columns) is still to be multiplied by its row_scale if that is not null; x to be rounded to integers.
+// The products, each returning a Status: x as is; x as floats, rounded before if `rounded` is not null; x rounded to
+// integers.
+struct RoundedRows;
 int32_t linear_as_is(const Product& product);
-int32_t linear_of_floats(const Product& product, const Engine& engine, const float* row_scale, bool in_blocks);
+int32_t linear_of_floats(const Product& product, const Engine& engine, const RoundedRows* rounded);
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);
 bool takes_digits(const Product& product);   // few rows of bfloat16, integer weights
 int32_t linear_digits(const Product& product, bool* taken);   // not taken: x is not finite or near the range limit, or has outliers

@@ -1,11 +1,9 @@
 // Rows of x rounded to int8, as bfloat16. With short groups, converting integer sums to floats takes longer than the
 // products in tile registers; integers up to 256 are exact in bfloat16, so the same product can be computed by the
 // bfloat16 tile instructions with scaled weights. These are rounded to bfloat16, as for x that is not rounded.
-#include <atomic>
 #include "buffer.h"
 #include "int8.h"
 #include "round.h"
-#include "share.h"
 #if BITPORT_X86
 #include "avx512.h"
 #endif
@@ -36,26 +34,23 @@ bool int8_as_floats(const Product& p, int32_t act) {
   return group % 32 ? p.m > 8 : group == 32 && p.m > 24;   // measured; other groups do not fill steps of the int8 registers
 }
 
-bool round_rows_to_int8(const Product& p, int32_t act, uint16_t* rows, float* row_scale) {
+bool round_row_to_int8(const Product& p, int32_t act, int64_t row, uint16_t* to, float* factor) {
   const Int8Engine& engine = int8_engine_for(p.isa, p.weight);
   const int64_t k = p.weight.k;
-  std::atomic<bool> failed{false};
-  share(p.m, p.m * k < (1 << 14) ? 1 : p.threads, [&](int64_t row) {
-    int8_t* codes = reinterpret_cast<int8_t*>(codes_buffer.need(size_t(ceil_div(k, kInt8Step) * kInt8Step)));
-    if (!codes) { failed = true; return; }
-    const uint16_t* x = static_cast<const uint16_t*>(p.x) + row * k;
-    float low, high;
-    engine.range(x, BITPORT_BF16, k, &low, &high);
-    const Rounding rounding = rounding_of(low, high, BITPORT_BF16, act);
-    engine.round(x, BITPORT_BF16, k, rounding, codes, 0, kInt8Step);
-    widen_codes(codes, k, int32_t(rounding.zero), rows + row * k);
-    row_scale[row] = rounding.scale;
-  });
-  return !failed;
+  int8_t* codes = reinterpret_cast<int8_t*>(codes_buffer.need(size_t(ceil_div(k, kInt8Step) * kInt8Step)));
+  if (!codes) return false;
+  const uint16_t* x = static_cast<const uint16_t*>(p.x) + row * k;
+  float low, high;
+  engine.range(x, BITPORT_BF16, k, &low, &high);
+  const Rounding rounding = rounding_of(low, high, BITPORT_BF16, act);
+  engine.round(x, BITPORT_BF16, k, rounding, codes, 0, kInt8Step);
+  widen_codes(codes, k, int32_t(rounding.zero), to);
+  *factor = rounding.scale;
+  return true;
 }
 #else
 bool int8_as_floats(const Product&, int32_t) { return false; }
-bool round_rows_to_int8(const Product&, int32_t, uint16_t*, float*) { return false; }
+bool round_row_to_int8(const Product&, int32_t, int64_t, uint16_t*, float*) { return false; }
 #endif
 
 }  // namespace bitport

@@ -3,6 +3,7 @@
 #include "activation.h"
 #include "engine.h"
 #include "number.h"
+#include "round.h"
 #include "status.h"
 #include "sweep.h"
 #include "tiles.h"
@@ -18,12 +19,14 @@ struct Call : Product {
   const float* bias_values;
   float* sums_of_x = nullptr;   // Job::sums, or null
   Job job;
-  std::atomic<bool> failed{false};
-
-  Call(const Product& product, const Engine& chosen)
-      : Product(product), engine(chosen), activate(activate_for(product.isa)) {}
+  mutable std::atomic<bool> failed{false};   // out of memory
   bool streams = false;
-  const float* row_scale = nullptr;   // a factor for each row of sums, or null
+  const RoundedRows* const rounded;   // or null: x is as it is
+  const float* const factors;         // one for each row of sums, or null
+
+  Call(const Product& product, const Engine& chosen, const RoundedRows* rounded)
+      : Product(product), engine(chosen), activate(activate_for(product.isa)), rounded(rounded),
+        factors(rounded && !rounded->in_blocks ? rounded->factors : nullptr) {}
 
   static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
   bool late() const { return engine.look_up && groups_of(weight) == 1; }
@@ -38,19 +41,22 @@ struct Call : Product {
 
   void lay_out(const Job& rows, int64_t row) const {
     const size_t item = this->item(), next = size_t(job.block) * 32 * item;
-    const char* from = static_cast<const char*>(x) + size_t(row) * weight.k * width(x_type);
+    const void* const values = rounded ? rounded->row(row) : static_cast<const char*>(x) + size_t(row) * weight.k * width(x_type);
+    if (!values) { failed = true; return; }
+    const int32_t type = rounded ? (engine.bf16 ? BITPORT_BF16 : BITPORT_F32) : x_type;
+    const char* from = static_cast<const char*>(values);
     char* to = static_cast<char*>(rows.rows) + size_t(rows.at(row, 0)) * item;
-    for (int64_t k = 0; k < weight.k; k += 32, from += 32 * width(x_type), to += next) {
+    for (int64_t k = 0; k < weight.k; k += 32, from += 32 * width(type), to += next) {
       const int64_t count = weight.k - k < 32 ? weight.k - k : 32;
       if (count < 32) std::memset(to, 0, 32 * item);
-      if (!engine.bf16) engine.widen(from, x_type, count, reinterpret_cast<float*>(to));
+      if (!engine.bf16) engine.widen(from, type, count, reinterpret_cast<float*>(to));
       else if (count == 32) std::memcpy(to, from, 64);   // compile-time size
       else std::memcpy(to, from, size_t(count) * 2);
     }
     if (!sums_of_x) return;
-    const uint16_t* const values = static_cast<const uint16_t*>(x) + row * weight.k;
+    const uint16_t* const half = static_cast<const uint16_t*>(values);
     const float* const wide = static_cast<const float*>(rows.rows) + rows.at(row, 0);
-    if (engine.bf16) sum_up(row, [&](int64_t k) { return float_of_bf16(values[k]); });
+    if (engine.bf16) sum_up(row, [&](int64_t k) { return float_of_bf16(half[k]); });
     else sum_up(row, [&](int64_t k) { return wide[k / 32 * rows.block * 32 + k % 32]; });
   }
 
@@ -65,9 +71,9 @@ struct Call : Product {
   }
 
   void store(int64_t tile, int64_t row, int64_t rows, float* sum) const {
-    if (weight.scale2 || row_scale)
+    if (weight.scale2 || factors)
       for (int64_t r = 0; r < rows; ++r) {
-        const float scale = (row_scale ? row_scale[row + r] : 1.0f) * (weight.scale2 ? *weight.scale2 : 1.0f);
+        const float scale = (factors ? factors[row + r] : 1.0f) * (weight.scale2 ? *weight.scale2 : 1.0f);
         for (int64_t i = 0; i < 32; ++i) sum[r * 32 + i] *= scale;
       }
     const int64_t n = tile * 32, count = weight.n - n < 32 ? weight.n - n : 32;
@@ -125,7 +131,7 @@ struct Call : Product {
   }
 
   bool run(bool fused) {
-    if (!fused) return sweep(plan(), *this);
+    if (!fused) return sweep(plan(), *this) && !failed;
     const int64_t tiles = tiles_of(weight);
     const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
     share(ceil_div(tiles, piece), threads, [&](int64_t i) {
@@ -137,7 +143,7 @@ struct Call : Product {
 };
 
 // Whether unscaled sums of x times table values of up to 2^16 stay in the range of float32 for any K: all of x must be
-// below 2^80. float16 always is.
+// below 2^80, and so it is when rounded. float16 always is.
 bool sums_stay_in_range(const void* x, int32_t type, int64_t count) {
   constexpr uint16_t kLimit = (127 + 80) << 7;   // as the upper half of a float
   uint16_t most = 0;
@@ -154,12 +160,11 @@ bool sums_stay_in_range(const void* x, int32_t type, int64_t count) {
 
 }  // namespace
 
-int32_t linear_of_floats(const Product& product, const Engine& engine, const float* row_scale, bool in_blocks) {
+int32_t linear_of_floats(const Product& product, const Engine& engine, const RoundedRows* rounded) {
   const BitportTiles& w = product.weight;
   const int64_t m = product.m;
   const bool fused = engine.fuses && engine.fuses(w, m) && sums_stay_in_range(product.x, product.x_type, m * w.k);
-  Call call(product, engine);
-  if (!in_blocks) call.row_scale = row_scale;
+  Call call(product, engine, rounded);
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
   const int64_t apart = fused ? 0 : call.plan().rows_apart();   // rows that each thread lays out in its own memory
@@ -172,9 +177,11 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const flo
   if (product.bias) engine.widen(product.bias, product.y_type, w.n, reinterpret_cast<float*>(memory + row_bytes + sum_bytes));
 
   call.streams = engine.stream && !fused && lines_past_caches(product);
-  call.job = Job{&w, memory, call.sums_of_x, m, block, in_blocks ? row_scale : nullptr, apart};
-  share(ceil_div(m - apart, 32), m - apart > 64 ? product.threads : 1, [&](int64_t i) {
-    for (int64_t row = apart + i * 32, end = row + 32; row < m && row < end; ++row) call.lay_out(call.job, row);
+  call.job = Job{&w, memory, call.sums_of_x, m, block, rounded && rounded->in_blocks ? rounded->factors : nullptr, apart};
+  const bool much = rounded ? m * w.k >= kFewNumbers : m - apart > 64;   // rounding takes longer than copying
+  const int64_t together = rounded ? 1 : 32;
+  share(ceil_div(m - apart, together), much ? product.threads : 1, [&](int64_t i) {
+    for (int64_t row = apart + i * together, end = row + together; row < m && row < end; ++row) call.lay_out(call.job, row);
   });
   const bool enough = call.run(fused);
   call_buffer.trim();
@@ -187,7 +194,7 @@ int32_t linear_as_is(const Product& product) {
     const int32_t code = linear_digits(product, &taken);
     if (taken) return code;
   }
-  return linear_of_floats(product, engine_for(product.isa, product.x_type, product.m), nullptr, false);
+  return linear_of_floats(product, engine_for(product.isa, product.x_type, product.m), nullptr);
 }
 
 int32_t check_product(const BitportTiles* w, int32_t x_type, int64_t m, int32_t then, const void* times, int32_t isa) {
