@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import bitport as bp
-from bitport.algorithms import GPTQ, HQQ, SignRound
+from bitport.algorithms import AWQ, GPTQ, HQQ, SignRound, Smooth
 from bitport.arguments import bytes_of, counts_of, floats_of, path_of
 from bitport.cache import KeyValueStore, cache_format
 from bitport.checkpoint import ModelState, Writer, quantize_files
@@ -162,6 +163,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[BitportError], str]] = {
     "no module": (lambda: package(Method(None, ()), "a.pt2"), ArgumentError, "of a torch.nn.Module, not of a NoneType"),
     "option": (lambda: GPTQ(block=0), ArgumentError, r"GPTQ\(block=0\): must be a whole number of at least 1"),
     "damping": (lambda: GPTQ(damping=-1), ArgumentError, r"GPTQ\(damping=-1\): must be a number of at least 0"),
+    "steps of a search": (lambda: AWQ(steps=0), ArgumentError, r"AWQ\(steps=0\): must be a whole number of at least 1"),
+    "steps below zero": (lambda: Smooth(steps=-3), ArgumentError, r"Smooth\(steps=-3\): must be a whole number"),
+    "gain of a search": (
+        lambda: AWQ(least_gain=math.nan),
+        ArgumentError,
+        r"least_gain=nan\): must be a number of at least 0",
+    ),
+    "rows of a search": (
+        lambda: Smooth(rows=0),
+        ArgumentError,
+        r"rows=0\): must be a whole number of at least 1",
+    ),
     "steps": (lambda: SignRound(steps="x"), ArgumentError, r"steps='x'\): must be a whole number"),
     "weight": (lambda: Scheme(weight="int4"), SchemeError, "a scheme's weight is a Format, not 'int4'"),
     "act": (lambda: Scheme(weight=Format(dtype="int8"), act=None), SchemeError, "unknown activation None"),

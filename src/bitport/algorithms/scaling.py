@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bitport.algorithms.block import Block, Weight
+from bitport.algorithms.gptq import KINDS
 from bitport.algorithms.scales_core import Found
-
-KINDS = ("linear", "experts", "attention")
+from bitport.arguments import check_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Scaling:
     needs_model: ClassVar[bool] = False
     needs_rows: ClassVar[bool] = False
     """Whether it needs the inputs themselves, which only a block's trial provides."""
+
+    def __post_init__(self) -> None:
+        check_options(self, steps=1, least_gain=0.0)
 
     def factor(self, block: Block, name: str, channels: Tensor) -> Any:
         """Build the argument of ``search`` for one weight."""

@@ -29,6 +29,7 @@ class Smooth(Scaling):
     needs_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_options(self, rows=1)
 
     def refuses(self, weight: Weight) -> str | None:
