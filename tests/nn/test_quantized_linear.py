@@ -11,6 +11,8 @@ from torch import nn
 import bitport
 from bitport.errors import ArgumentError
 from bitport.nn import QuantizedLinear, swap_linears_
+from bitport.numerics import Format
+from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 
@@ -45,6 +47,7 @@ def test_loaded_codes(bits: int, block: int, asym: bool) -> None:
     ("scheme", "change", "message"),
     [
         pytest.param("fp8-row", {}, "not an integer scheme", id="float-scheme"),
+        pytest.param(Scheme(weight=Format(dtype="int1")), {}, "one bit stands for -1/2 or 1/2", id="one-bit"),
         pytest.param("int8-g3", {}, "dividing 32", id="group-not-dividing"),
         pytest.param("int8-asym", {}, "zero point kind 'int'", id="whole-zero"),
         pytest.param("int8", {"zero_point": torch.zeros(16)}, "zero point kind 'none'", id="zero-not-wanted"),
@@ -65,7 +68,7 @@ def test_loaded_codes(bits: int, block: int, asym: bool) -> None:
         pytest.param("int8", {"weight": torch.zeros(16, 32, dtype=torch.int32)}, "must be int8", id="weight-dtype"),
     ],
 )
-def test_what_cannot_be_loaded(scheme: str, change: dict[str, torch.Tensor], message: str) -> None:
+def test_what_cannot_be_loaded(scheme: str | Scheme, change: dict[str, torch.Tensor], message: str) -> None:
     given = {"weight": torch.zeros(16, 32, dtype=torch.int8), "scaler": torch.ones(16), **change}
     with pytest.raises(ArgumentError, match=message):
         QuantizedLinear(32, 16, scheme).load_quantized_weight(**given)

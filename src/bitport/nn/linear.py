@@ -82,6 +82,8 @@ class QuantizedLinear(nn.Module):
         block = k if fmt.block == (1, 0) else fmt.block[1]
         if number.kind != "int" or fmt.block[0] != 1 or k % block:
             raise ArgumentError(f"{self.scheme} is not an integer scheme per channel or per group dividing {k}")
+        if number.midpoint % 1:
+            raise ArgumentError(f"one bit stands for -1/2 or 1/2, so {self.scheme} holds no integers: use 2 to 8 bits")
         if (zero_point is None) != (fmt.zero == "none") or fmt.zero == "int":
             raise ArgumentError(
                 f"{self.scheme} has zero point kind {fmt.zero!r}: load a zero_point with '-fzero', none with '-sym'"
