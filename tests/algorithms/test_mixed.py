@@ -186,6 +186,23 @@ def test_predictions_are_compared_by_kl() -> None:
     assert found.options[0][0].error == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
 
 
+def test_what_hardly_moves_the_predictions_is_measured_too() -> None:
+    """Log probabilities near -8 have errors e of a few roundings, and their differences d are near sqrt(2 KL): relative
+    to the KL, as in tests/evaluate/test_divergence.py, that is 2 e / d. As p (log p - log q), each term would have an
+    error p e, and the sum one larger than itself."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(32, 4096), torch.randn(64, 32)
+    given = nn.Module()
+    given.head, given.forward = model, lambda x: SimpleNamespace(logits=0.1 * model(x))
+    found = costs(given, ["int8"], calibrate=[x])
+    exact = 0.1 * model(x)
+    bitport.quantize_(given, "int8")
+    p, q = (logits.double().log_softmax(-1).detach() for logits in (exact, 0.1 * model(x)))
+    kl = float((p.exp() * (p - q)).sum(-1).mean())
+    assert kl < 1e-7
+    assert found.options[0][0].error == pytest.approx(kl, rel=2 * (4 * 8 * 2**-24) / math.sqrt(2 * kl))
+
+
 def test_weights_together_and_rules(model: Model) -> None:
     found = costs(
         model,

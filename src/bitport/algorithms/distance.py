@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitport.calibrate.batches import evaluating, run_fresh
 from bitport.errors import ArgumentError
+from bitport.numerics import kl_terms
 from bitport.schemes import Target
 from bitport.tensor import QTensor
 
@@ -71,8 +72,7 @@ class Distance:
 def _divergence(exact: Outputs, changed: Outputs) -> tuple[float, float]:
     """(a sum, its divisor), both to be added up over batches."""
     if exact.are_logarithms:
-        p = exact.value.exp()
-        lost = torch.where(p > 0, p * (exact.value - changed.value), 0.0).sum(-1)
+        lost = kl_terms(exact.value, changed.value).sum(-1)
         return float(lost.double().sum()), lost.numel()
     return (
         float((exact.value - changed.value).square().double().sum()),

@@ -6,9 +6,7 @@ It is 0 if both distributions are equal, and depends on every token of the vocab
 the text: a model can keep its perplexity and still answer differently. Top-1 agreement is the fraction of tokens for
 which both models rank the same token first.
 
-With d = log q - log p a term is computed as p (e^d - 1 - d), i.e. with q - p added: these add up to 0, since both
-distributions add up to 1, but no term is negative, nothing cancels, and errors of the normalizer enter only squared.
-So float32 is enough (float64 is used if the logits have it), and a KL of 1e-6 is still accurate. CHUNK logits are
+Terms are computed by :func:`bitport.numerics.kl_terms`, in float32 (float64 if the logits have it). CHUNK logits are
 processed at a time, so memory does not grow with the text.
 """
 
@@ -24,6 +22,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.evaluate.perplexity import predictions
+from bitport.numerics import kl_terms
 
 CHUNK = 1 << 21
 """Logits of one model that are processed at once: 8 MiB in float32, and some eight times that for intermediates."""
@@ -72,18 +71,11 @@ def token_divergence(original: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     rows = max(1, CHUNK // max(original.shape[-1], 1))
     kl, agree = [], []
     for mine, theirs in zip(original.split(rows), other.to(original.device).split(rows), strict=True):
-        kl.append(_terms(mine.to(dtype).log_softmax(-1), theirs.to(dtype).log_softmax(-1)).sum(-1).cpu().double())
+        kl.append(kl_terms(mine.to(dtype).log_softmax(-1), theirs.to(dtype).log_softmax(-1)).sum(-1).cpu().double())
         agree.append((mine.argmax(-1) == theirs.argmax(-1)).cpu())
     if not kl:
         return torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
     return torch.cat(kl), torch.cat(agree)
-
-
-def _terms(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Compute p (e^d - 1 - d): as q - p (1 + d) if e^d is large, and as q if p is 0."""
-    p, q, d = log_p.exp(), log_q.exp(), log_q - log_p
-    terms = torch.where(d < 1, p * (torch.expm1(d) - d), q - p * (1 + d))
-    return torch.where(p > 0, terms, q)
 
 
 def summarized(parts: Iterable[tuple[Tensor, Tensor]]) -> Divergence:

@@ -20,7 +20,7 @@ from bitport.numerics.codec import (
     quantize_dequantize,
 )
 from bitport.numerics.dtypes import FLOATS, SCALES, ZEROS
-from bitport.numerics.error import decibels, numbers_at_once, sqnr, squares
+from bitport.numerics.error import decibels, kl_terms, numbers_at_once, sqnr, squares
 from bitport.numerics.floats import decode, encode
 from bitport.numerics.format import Format
 from bitport.numerics.packing import from_storage, pack_bits, packed_size, to_storage, unpack_bits
@@ -56,6 +56,7 @@ __all__ = [
     "fake_quantize",
     "from_blocks",
     "from_storage",
+    "kl_terms",
     "number_type",
     "numbers_at_once",
     "pack_bits",
