@@ -72,7 +72,12 @@ class Entry:
 
     def key(self, part: str) -> str:
         """The name of ``part`` in the shard."""
-        return f"{self.name}.{part}" if part else self.name
+        return part_key(self.name, part)
+
+
+def part_key(name: str, part: str) -> str:
+    """The name in a shard of ``part`` of the tensor ``name``."""
+    return f"{name}.{part}" if part else name
 
 
 @dataclasses.dataclass(frozen=True)

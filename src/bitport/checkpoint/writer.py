@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.arguments import bytes_of, path_of
 from bitport.checkpoint.dtypes import WEIGHTS, name_of
-from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest
+from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest, part_key
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.checkpoint.turns import OURS, clear, manifest_text, turn
 from bitport.errors import ArgumentError, CheckpointError
@@ -73,7 +73,7 @@ class Writer:
         if name in self.entries or name in self.tied:
             raise ArgumentError(f"{name} was added already")
         parts = _parts(name, tensor)
-        for key in (keys := [_key(name, part) for part in parts]):
+        for key in (keys := [part_key(name, part) for part in parts]):
             if key in self.owners:
                 raise ArgumentError(
                     f"{name} and {self.owners[key]} cannot be in one checkpoint: the parts of a quantized tensor are "
@@ -82,7 +82,7 @@ class Writer:
                 )
         with self._reported():
             shard = self._shard_for(dict(zip(keys, parts.values(), strict=True)))
-            written = {part: shard.write(_key(name, part), value) for part, value in parts.items()}
+            written = {part: shard.write(part_key(name, part), value) for part, value in parts.items()}
         self.owners |= dict.fromkeys(keys, name)
         described = (tensor.dtype, tuple(tensor.shape), written)
         if isinstance(tensor, QTensor):
@@ -183,10 +183,6 @@ class Writer:
                 f"writing the checkpoint {self.directory} failed: {error}. {there}; free some space or choose another "
                 "directory, and save again"
             ) from error
-
-
-def _key(name: str, part: str) -> str:
-    return f"{name}.{part}" if part else name
 
 
 def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:

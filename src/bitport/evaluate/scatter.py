@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from bitport.report.bars import HUES
 from bitport.report.html import WIDTH, Html, el, svg
 from bitport.report.text import size
 
 HEIGHT = 340
 LEFT, RIGHT, TOP, BOTTOM = 74, 150, 18, 44
-HUES = 8
 
 
 def scatter(points: Sequence[tuple[str, int, float]], what: str) -> Html:
