@@ -153,7 +153,7 @@ def test_scales_go_into_the_norm_or_are_multiplied_in(model: Unequal) -> None:
         report = bitport.quantize_(other, "int4-channel", algorithm=name, calibrate=DATA)
         errors[name] = sqnr(model(x), other(x))
     assert errors["rtn"] + 1 < errors["awq"] < errors["awq+gptq"]
-    told = {layer.name: layer.reason for layer in report.layers}
+    told = {layer.name: layer.note for layer in report.layers}
     assert "awq: norm.weight takes a scale" in told["layers.0.up.weight"]
     assert "multiplied by a scale at run time" in told["layers.0.down.weight"]
     first = other.get_submodule("layers.0")
@@ -180,7 +180,7 @@ def test_a_scale_at_run_time_must_be_worth_it(model: Unequal) -> None:
     report = bitport.quantize_(
         copy.deepcopy(model), "int4-channel", algorithm=(AWQ(least_gain=99),), calibrate=DATA, measure=False
     )
-    told = next(layer.reason for layer in report.layers if layer.name == "layers.0.down.weight")
+    told = next(layer.note for layer in report.layers if layer.name == "layers.0.down.weight")
     assert "nothing before it takes a scale; at run time a scale would gain" in told
 
 

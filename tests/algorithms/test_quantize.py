@@ -102,16 +102,16 @@ def test_the_error_of_the_output_is_what_it_says(model: Model) -> None:
 
 def test_what_an_algorithm_cannot_treat_is_told(model: Model) -> None:
     report = bitport.quantize_(copy.deepcopy(model), {"*": "int4-g32"}, algorithm="gptq", calibrate=BATCHES)
-    told = {layer.name: (layer.algorithm, layer.reason) for layer in report.layers}
+    told = {layer.name: (layer.algorithm, layer.note) for layer in report.layers}
     assert told["embed.weight"][0] == told["conv.weight"][0] == "rtn"
     assert "gptq is for the weights of products" in told["conv.weight"][1]
     assert told["experts"] == (
         "gptq",
-        "rule '*'; 1 of 3 matrices saw no input in calibration: rounded to nearest; "
+        "1 of 3 matrices saw no input in calibration: rounded to nearest; "
         "calibrated on only 16 rows of 64 numbers: on other inputs its output is worse than shown here",
     )
     report = bitport.quantize_(copy.deepcopy(model), "mxfp4", algorithm="hqq")
-    assert all("powers of two" in layer.reason for layer in report.quantized)
+    assert all("powers of two" in layer.note for layer in report.quantized)
 
 
 def test_a_weight_whose_input_is_never_seen(model: Model) -> None:
@@ -120,7 +120,7 @@ def test_a_weight_whose_input_is_never_seen(model: Model) -> None:
     other.forward = lambda x: other["used"](x)  # type: ignore[method-assign]
     report = bitport.quantize_(other, "int4-g32", algorithm="gptq", calibrate=[torch.randn(9, 64)])
     assert [layer.algorithm for layer in report.layers] == ["gptq", "rtn"]
-    assert "showed no input of it" in report.layers[1].reason
+    assert "showed no input of it" in report.layers[1].note
     assert torch.equal(other["unused"].weight.qdata, bitport.quantize_tensor(before, "int4-g32").qdata)
 
 
@@ -177,7 +177,7 @@ def test_layers_that_give_nothing_lose_nothing(how: str) -> None:
     report = bitport.quantize_(other, "int4-g32", algorithm=how, calibrate=[torch.randn(9, 32)])
     for layer in report.layers:
         assert layer.output_sqnr == layer.output_sqnr_rtn == float("inf")
-        assert "its input is multiplied" not in layer.reason
+        assert "its input is multiplied" not in layer.note
 
 
 def test_settings_and_a_function_as_data(model: Model) -> None:

@@ -100,7 +100,7 @@ def test_schemes_that_do_not_round_the_input_are_told_so() -> None:
     model = model_of("llama")
     report = bitport.quantize_(model, "int4-g32", algorithm=(Smooth(steps=2),), calibrate=[batch_of("llama")])
     assert {layer.algorithm for layer in report.quantized} == {"smooth"}
-    assert all("does not round the input" in layer.reason for layer in report.quantized)
+    assert all("does not round the input" in layer.note for layer in report.quantized)
 
 
 class Sharing(nn.Module):

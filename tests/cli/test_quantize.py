@@ -393,7 +393,7 @@ def test_steps_in_a_row(run: Run, llama: Path, text: Path, tmp_path: Path) -> No
     assert (ran.code, run(*words, "--dry-run").code) == (0, 0)
     layers = [layer for layer in ran.data["layers"] if layer["scheme"]]
     assert {layer["algorithm"] for layer in layers} == {"awq+gptq"}
-    assert any("awq: input_layernorm.weight takes a scale" in layer["reason"] for layer in layers)
+    assert any("awq: input_layernorm.weight takes a scale" in layer["note"] for layer in layers)
     assert logits(load_model(tmp_path / "out")).isfinite().all()
 
 

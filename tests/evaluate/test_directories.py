@@ -151,9 +151,9 @@ def test_what_has_no_counterpart_is_told(models: list[Path], tmp_path: Path) -> 
     other = make_directory(tmp_path / "small", num_hidden_layers=1, tie_word_embeddings=False)
     report = layer_errors(load_model(models[1]), other, {})
     assert {"layers.1." in layer.name for layer in report.quantized if layer.sqnr is None} == {True}
-    assert all("have no tensor of this name" in layer.reason for layer in report.quantized if layer.sqnr is None)
+    assert all("have no tensor of this name" in layer.note for layer in report.quantized if layer.sqnr is None)
     narrow = make_directory(tmp_path / "narrow", intermediate_size=128, tie_word_embeddings=False)
-    told = {layer.name: layer.reason for layer in layer_errors(load_model(models[1]), narrow, {}).layers}
+    told = {layer.name: layer.note for layer in layer_errors(load_model(models[1]), narrow, {}).layers}
     assert "[256, 128] here, [128, 128] in the original" in told["model.layers.0.mlp.up_proj.weight"]
 
 

@@ -17,7 +17,7 @@ NAMES = (
 
 REPORT = Report(
     tuple(
-        LayerReport(name, f"{name}-scheme" if at % 2 else None, f"rule {name}; {name}", 1000, 300, sqnr=10.0 + at)
+        LayerReport(name, f"{name}-scheme" if at % 2 else None, f"rule {name}", 1000, 300, sqnr=10.0 + at, note=name)
         for at, name in enumerate(NAMES)
     ),
     10_000,

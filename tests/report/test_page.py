@@ -183,6 +183,22 @@ def test_layers_that_are_exact_gain_nothing() -> None:
     assert figures(Report((exact, *layers), 4, 2))[-1][:2] == ("Gain", "+1.0 dB")
 
 
+def test_notes_are_apart_from_reasons() -> None:
+    """A pattern may hold what separates the two in the text."""
+    model = Model()
+    model.tied = model.head
+    rules = [("re:head|a; b", "int8"), ("re:tied|c; d", "int8"), ("layers.*", "int3-g32")]
+    report = bp.quantize_(model, rules, algorithm="gptq", calibrate=[torch.randn(16, 64)])
+    few = "calibrated on only 16 rows of 64 numbers: on other inputs its output is worse than shown here"
+    told = {layer.name: (layer.reason, layer.note) for layer in report.layers}
+    assert told["head.weight"] == ("rule 're:head|a; b'", few)
+    assert told["tied.weight"] == ("rule 're:tied|c; d'", few)
+    assert f"rule 're:head|a; b'; {few}" in str(report)
+    words = read(page(report)).words
+    assert "b'" not in words
+    assert few in words
+
+
 def test_settings_of_an_algorithm_are_told(report: Report) -> None:
     assert "from bitport.algorithms import GPTQ" in python_of(report)
     call = "GPTQ(damping=0.05, block=128, sort=True, clip=True, coarse=10.0)"

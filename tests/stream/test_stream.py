@@ -142,18 +142,18 @@ def test_blocks_are_changed_before(source: Path, tmp_path: Path, run: str) -> No
     report = Stream(
         empty(), source, tmp_path / "out", recipe, batches=batches(), algorithm=algorithm, activations="disk"
     ).run()
-    reasons = {layer.name: layer.reason for layer in report.layers}
+    notes = {layer.name: layer.note for layer in report.layers}
     loaded, before = bp.load(Model, tmp_path / "out"), built()
     for at in range(3):
-        assert "norm.weight takes a scale" in reasons[f"layers.{at}.experts"]
+        assert "norm.weight takes a scale" in notes[f"layers.{at}.experts"]
         norm, old = (model.layers[at].norm.weight for model in (loaded, before))
         assert not torch.equal(norm, old)
 
 
 def test_an_expert_that_saw_no_token_is_told(source: Path, tmp_path: Path) -> None:
     report = Stream(empty(), source, tmp_path / "out", "int4-g32", batches=batches()).run()
-    reasons = {layer.name: layer.reason for layer in report.layers}
-    assert "1 of 3 matrices saw no input in calibration" in reasons["layers.1.experts"]
+    notes = {layer.name: layer.note for layer in report.layers}
+    assert "1 of 3 matrices saw no input in calibration" in notes["layers.1.experts"]
 
 
 @pytest.mark.parametrize("activations", ["memory", "disk"])

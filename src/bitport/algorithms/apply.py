@@ -12,7 +12,7 @@ from bitport.algorithms.gptq_core import objective
 from bitport.calibrate.batches import no_autocast
 from bitport.calibrate.inputs import Inputs
 from bitport.nn.quantize import error_of, quantize_target
-from bitport.numerics import Format, Quantized, quantize
+from bitport.numerics import Format, Quantized, decibels, quantize
 from bitport.report import LayerReport
 from bitport.schemes import Choice, Scheme, Target
 from bitport.tensor import QTensor
@@ -40,11 +40,10 @@ class Outcome:
 
     def report(self, choice: Choice, nbytes: int) -> LayerReport:
         """``nbytes``: the size of the original weight."""
-        reason = "; ".join(filter(None, (choice.reason, self.note)))
         return LayerReport(
             choice.name,
             str(choice.scheme),
-            reason,
+            choice.reason,
             nbytes,
             nbytes_of(self.q),
             sqnr=self.sqnr,
@@ -52,6 +51,7 @@ class Outcome:
             sqnr_rtn=self.sqnr_rtn,
             output_sqnr=self.output_sqnr,
             output_sqnr_rtn=self.output_sqnr_rtn,
+            note=self.note,
         )
 
 
@@ -111,8 +111,7 @@ def _unseen(inputs: Inputs) -> str:
 
 
 def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
-    signal, noise = (each.clamp(min=0) for each in output_squares(value, q, target, inputs))
-    return float(torch.where(noise == 0, torch.inf, 10 * torch.log10(signal / noise)))
+    return float(decibels(*(each.clamp(min=0) for each in output_squares(value, q, target, inputs))))
 
 
 def output_squares(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> tuple[Tensor, Tensor]:

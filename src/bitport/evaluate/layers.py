@@ -19,6 +19,7 @@ from bitport.errors import CheckpointError
 from bitport.integrations.names import arrangement
 from bitport.nn.quantize import error_of
 from bitport.nn.targets import find_targets
+from bitport.numerics import decibels
 from bitport.numerics.activations import fake_quantize
 from bitport.ops.product import in_code_order
 from bitport.report import LayerReport, Report
@@ -93,8 +94,8 @@ def _layer(param: Tensor, value: Tensor, target: Target, inputs: Rows | None) ->
     if not isinstance(param, QTensor):
         return LayerReport(target.name, None, "not quantized", value.nbytes, param.nbytes)
     if param.shape != value.shape:
-        reason = f"{HELD}; not compared: {list(param.shape)} here, {list(value.shape)} in the original"
-        return LayerReport(target.name, str(param.scheme), reason, value.nbytes, param.nbytes)
+        note = f"not compared: {list(param.shape)} here, {list(value.shape)} in the original"
+        return LayerReport(target.name, str(param.scheme), HELD, value.nbytes, param.nbytes, note=note)
     return LayerReport(
         target.name,
         str(param.scheme),
@@ -119,13 +120,15 @@ def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Rows) -> flo
         wanted = x @ exact[index].t()
         signal = signal + wanted.double().square().sum()
         noise = noise + (wanted - seen @ rounded[index].t()).double().square().sum()
-    return float(torch.where(noise == 0, torch.inf, 10 * torch.log10(signal / noise)))
+    return float(decibels(signal, noise))
 
 
 def _unknown(param: Tensor, target: Target, original: str | Path) -> LayerReport:
-    scheme = str(param.scheme) if isinstance(param, QTensor) else None
-    reason = f"{HELD}; not compared: the files in {original} have no tensor of this name" if scheme else "not quantized"
-    return LayerReport(target.name, scheme, reason, param.numel() * param.dtype.itemsize, param.nbytes)
+    size = param.numel() * param.dtype.itemsize
+    if not isinstance(param, QTensor):
+        return LayerReport(target.name, None, "not quantized", size, param.nbytes)
+    note = f"not compared: the files in {original} have no tensor of this name"
+    return LayerReport(target.name, str(param.scheme), HELD, size, param.nbytes, note=note)
 
 
 def _cpu(tensor: Tensor | None) -> Tensor | None:

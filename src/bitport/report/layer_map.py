@@ -133,7 +133,7 @@ def about(layer: LayerReport) -> str:
         if error is not None:
             beside = "" if nearest is None else f", to nearest {_figure(nearest)}"
             lines.append(f"SQNR of the {what}: {_figure(error)} dB{beside}")
-    return "\n".join([*lines, *([layer.reason] if layer.reason else [])])
+    return "\n".join([*lines, *([layer.why] if layer.why else [])])
 
 
 def legend(scale: Scale, kept: bool, unknown: bool) -> Html:

@@ -123,9 +123,8 @@ def left(report: Report) -> list[Html]:
         made.append(section("Left as they are", rows(("why", "weights", "number", "size"), body, WORDS)))
     notes: dict[str, list[LayerReport]] = {}
     for layer in report.quantized:
-        _, semicolon, note = layer.reason.partition("; ")
-        if semicolon:
-            notes.setdefault(note, []).append(layer)
+        if layer.note:
+            notes.setdefault(layer.note, []).append(layer)
     if notes:
         body = [(note, _names(layers), len(layers), size(_bytes(layers))) for note, layers in notes.items()]
         made.append(section("Notes", rows(("note", "weights", "number", "size"), body, WORDS)))
@@ -183,7 +182,7 @@ def every_weight(report: Report) -> Html:
         "to nearest": [_decibels(layer.sqnr_rtn) for layer in report.layers] if by else [],
         "output": [_decibels(layer.output_sqnr) for layer in report.layers] if outputs else [],
         "output to nearest": [_decibels(layer.output_sqnr_rtn) for layer in report.layers] if outputs and by else [],
-        "why": [layer.reason for layer in report.layers],
+        "why": [layer.why for layer in report.layers],
     }
     kept = {name: cells for name, cells in columns.items() if cells}
     table = rows(list(kept), list(zip(*kept.values(), strict=True)), WORDS)

@@ -33,6 +33,13 @@ class LayerReport:
     output_sqnr_rtn: float | None = None
     tied: bool = False
     """Whether this is another name of a parameter that is already listed."""
+    note: str = ""
+    """What was done or measured other than requested, and why."""
+
+    @property
+    def why(self) -> str:
+        """The reason, and the note if there is one."""
+        return "; ".join(filter(None, (self.reason, self.note)))
 
     @classmethod
     def kept(cls, choice: Choice, before: int, after: int) -> LayerReport:
@@ -48,15 +55,12 @@ def listed(
 ) -> tuple[LayerReport, ...]:
     """One report per choice of ``plan``. ``storages``: name -> storage label; ``told``: storage label -> report of a
     quantized weight, under one of its names; ``left``: makes the report of any other weight."""
-    reasons = {choice.name: choice.reason for choice in plan.choices}
     first: dict[str, str] = {}
     layers = []
     for choice in plan.choices:
         storage = storages[choice.name]
         if storage in told:
-            layer = told[storage]
-            note = layer.reason.removeprefix(reasons[layer.name])
-            layer = dataclasses.replace(layer, name=choice.name, reason=choice.reason + note)
+            layer = dataclasses.replace(told[storage], name=choice.name, reason=choice.reason)
         else:
             layer = left(choice)
         layers.append(dataclasses.replace(layer, tied=first.setdefault(storage, choice.name) != choice.name))
@@ -129,7 +133,7 @@ class Report:
                 _decibels(layer.sqnr, layer.sqnr_rtn),
                 layer.algorithm or "-",
                 _decibels(layer.output_sqnr, layer.output_sqnr_rtn),
-                layer.reason,
+                layer.why,
             )
             for layer in self.layers
         ]
