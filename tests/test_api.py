@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import bitport
 from bitport.checkpoint import plan_files, quantize_files
 from bitport.errors import ArgumentError, DeviceError, RecipeError, SchemeError
-from bitport.integrations.huggingface import load_model
+from bitport.integrations.huggingface import cast_parameters, load_model
 from bitport.nn import QuantizedLinear, find_targets, swap_linears_
 from bitport.numerics import sqnr
 from bitport.ops import OPS
@@ -148,6 +148,11 @@ def test_one_parameter_under_two_names_of_a_module() -> None:
     model.expert_a = model.expert_b = nn.Parameter(torch.randn(2, 32, 32))
     bitport.quantize_(model, "int8")
     assert isinstance(model.expert_a, bitport.QTensor)
+    assert model.expert_a is model.expert_b
+    cast_parameters(model, torch.bfloat16)
+    assert model.expert_a is model.expert_b
+    bitport.dequantize_(model)
+    assert not isinstance(model.expert_a, bitport.QTensor)
     assert model.expert_a is model.expert_b
 
 

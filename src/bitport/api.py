@@ -106,7 +106,7 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
     _refuse_trained(model)
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, param in list(module.named_parameters(recurse=False)):
+        for name, param in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             q = own(param)
             if isinstance(q, QTensor):
                 if id(param) not in done:

@@ -314,7 +314,7 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     cast, since rotary frequencies must be float32. Tied parameters stay tied."""
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, param in list(module.named_parameters(recurse=False)):
+        for name, param in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if id(param) not in done and (isinstance(param, QTensor) or param.is_floating_point()):
                 done[id(param)] = nn.Parameter(param.detach().to(dtype), requires_grad=False)
             setattr(module, name, done.get(id(param), param))
