@@ -10,8 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitport.calibrate.inputs import Inputs, Watch, check_inputs
+from bitport.calibrate.inputs import PRODUCTS, Inputs, Watch, check_inputs
 from bitport.errors import ArgumentError
+from bitport.ops.functional import TRACED_GROUPED_MM
+from bitport.ops.matmul import matmul
+from bitport.ops.product import linear
+from bitport.tensor import FUNCTIONS
 
 W, V = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(4, 6))
 """One stored as [N, K] = [6, 4], and one as [K, N]."""
@@ -28,6 +32,9 @@ SEEN: dict[str, Callable[[], Tensor]] = {
     "mm on the left": lambda: torch.mm(W, X.flatten(0, 1).t()),
     "addmm": lambda: torch.addmm(torch.zeros(6), X.flatten(0, 1), W.t()),
     "addmm of a tensor": lambda: torch.zeros(6).addmm(X.flatten(0, 1), W.t()),
+    "vectors": lambda: torch.stack([W @ x for x in X.flatten(0, 1)]),
+    "mv": lambda: torch.stack([torch.mv(W, x) for x in X.flatten(0, 1)]),
+    "mv of a tensor": lambda: torch.stack([W.mv(vec=x) for x in X.flatten(0, 1)]),
     "rows of it": lambda: F.linear(X, W[2:5]),
 }
 
@@ -95,7 +102,16 @@ def test_experts_see_their_own_inputs(how: str) -> None:
         torch.testing.assert_close(seen[at].gram.double(), by_hand(rows), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("product", [torch.bmm, Tensor.bmm], ids=["function", "method"])
+BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bmm": torch.bmm,
+    "bmm of a tensor": Tensor.bmm,
+    "baddbmm": lambda x, w: torch.baddbmm(torch.zeros(3, 1, 16), batch2=w, batch1=x),
+    "baddbmm of a tensor": lambda x, w: torch.zeros(3, 1, 16).baddbmm(x, w, beta=2),
+    "baddbmm on the left": lambda x, w: torch.baddbmm(torch.zeros(3, 16, 1), w.mT, x.mT),
+}
+
+
+@pytest.mark.parametrize("product", BATCHED.values(), ids=BATCHED)
 def test_experts_in_one_batched_product(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     x = torch.randn(3, 5, 8)
     with torch.no_grad(), Watch({"experts": EXPERTS}) as watch:
@@ -127,6 +143,13 @@ def test_one_expert_sees_every_batch() -> None:
     with torch.no_grad(), Watch({"one": one}) as watch:
         x @ one.mT
     torch.testing.assert_close(watch.seen["one"][0].gram.double(), by_hand(x), rtol=1e-5, atol=1e-5)
+
+
+def test_every_product_of_a_quantized_weight_is_one_that_is_seen() -> None:
+    """Except einsum, which refuses such weights, F.grouped_mm, which is Python and calls torch._grouped_mm, and what
+    stands for it in compiled models of transformers: calibration is eager."""
+    taken = {func for func, made in FUNCTIONS.items() if made is linear or made.__module__ == matmul.__module__}
+    assert taken - set(PRODUCTS) == {torch.einsum, F.grouped_mm, TRACED_GROUPED_MM}
 
 
 def test_inputs_of_two_runs_add_up() -> None:

@@ -94,6 +94,14 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **kwargs: Any) -> Product:
     return mat1, mat2, True, None
 
 
+def _baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, **kwargs: Any) -> Product:
+    return batch1, batch2, True, None
+
+
+def _mv(input: Tensor, vec: Tensor, **kwargs: Any) -> Product:
+    return input, vec, True, None
+
+
 def _grouped(mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, *args: Any, **kwargs: Any) -> Product:
     return mat_a, mat_b, True, offs
 
@@ -103,6 +111,8 @@ PRODUCTS: dict[Callable[..., Any], Callable[..., Product]] = {
     torch.addmm: _addmm,
     torch._grouped_mm: _grouped,
     Tensor.addmm: _addmm,
+    **dict.fromkeys((torch.baddbmm, Tensor.baddbmm), _baddbmm),
+    **dict.fromkeys((torch.mv, Tensor.mv), _mv),
     **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _matmul),
     **dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm), _matmul),
 }
@@ -150,8 +160,8 @@ class Watch(TorchFunctionMode):
         if func in PRODUCTS:
             x, weight, flipped, ends = PRODUCTS[func](*args, **(kwargs or {}))
             self._note(x, weight, flipped, ends)
-            if flipped and ends is None and weight.dim() > 1:  # W X is (X^T W^T)^T
-                self._note(weight.mT, x, False, None)
+            if flipped and ends is None:  # W X is (X^T W^T)^T
+                self._note(weight.mT if weight.dim() > 1 else weight, x, False, None)
         if func is F.multi_head_attention_forward:
             with self:
                 return ATTENTION(*args, **(kwargs or {}))
