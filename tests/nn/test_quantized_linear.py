@@ -105,15 +105,50 @@ def test_what_is_shared_stays_shared() -> None:
     assert model["a"].weight is model["b"].weight
 
 
+def test_a_tied_embedding_stays_tied_and_hooks_and_mode_are_kept() -> None:
+    model, seen = nn.ModuleDict({"embed": nn.Embedding(16, 32), "head": nn.Linear(32, 16, bias=False)}), []
+    model["head"].weight = model["embed"].weight
+    head, wanted = model["head"], bitport.quantize_tensor(model["embed"].weight.detach(), "int8").dequantize()
+    head.register_forward_hook(lambda *args: seen.append("after"))
+    head.register_forward_pre_hook(lambda *args: seen.append("before"))
+    model.eval()
+    assert swap_linears_(model, "fp8-wo") == [], "a scheme given by name leaves the embedding, and so both"
+    assert swap_linears_(model, [("*", "int8", ("linear", "embedding"))]) == ["head"]
+    assert model["head"] is head
+    assert isinstance(head, QuantizedLinear)
+    assert model["embed"].weight is head.weight
+    assert not head.training
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(head(x), x @ wanted.T)
+    assert torch.equal(model["embed"](torch.arange(16)), wanted)
+    assert seen == ["before", "after"]
+    assert str(head) == "QuantizedLinear(in_features=32, out_features=16, scheme=int8, bias=False)"
+    assert not QuantizedLinear.from_linear(nn.Linear(32, 16).eval(), "int8").training
+
+
+def test_a_static_input_scale_has_to_be_measured_before() -> None:
+    model, x = nn.Sequential(nn.Linear(32, 16)), torch.randn(9, 32)
+    with pytest.raises(ArgumentError, match=r"1 weights \(0\.weight\) have a static input scale, .* first"):
+        swap_linears_(model, "int8-static")
+    with pytest.raises(ArgumentError, match=r"int8-static has a static input scale, .* first"):
+        QuantizedLinear.from_linear(model[0], "int8-static")
+    assert type(model[0]) is nn.Linear
+    bitport.quantize_(model, "int8-static", calibrate=[x])
+    y = model(x)
+    assert swap_linears_(model, "int8-static") == ["0"]
+    assert torch.equal(model(x), y)
+
+
 def test_what_is_quantized_already_is_kept() -> None:
     model = nn.Sequential(nn.Linear(32, 16))
     bitport.quantize_(model, "int8")
     weight = model[0].weight
     assert swap_linears_(model, "int8") == ["0"]
     assert model[0].weight.qdata.data_ptr() == weight.qdata.data_ptr()
-    bitport.quantize_(other := nn.Sequential(nn.Linear(32, 16)), "int4")
-    with pytest.raises(ArgumentError, match="the layer is int4 already, not int8"):
+    bitport.quantize_(other := nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)), {"1": "int4"})
+    with pytest.raises(ArgumentError, match="1 is int4 already, not int8"):
         swap_linears_(other, "int8")
+    assert type(other[0]) is nn.Linear, "nothing was changed"
 
 
 def test_what_is_not_swapped() -> None:

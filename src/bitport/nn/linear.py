@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from bitport.arguments import floats_of
 from bitport.errors import ArgumentError
-from bitport.nn.quantize import check_finite
+from bitport.nn.quantize import check_finite, quantize_target
 from bitport.nn.targets import find_targets
 from bitport.numerics import Quantized, number_type, to_storage
 from bitport.ops.device import check_present
 from bitport.schemes import Recipe, RecipeLike, Scheme, Target
+from bitport.schemes.plan import refuse_static
 from bitport.schemes.presets import scheme_of
 from bitport.tensor import QTensor, from_parts, quantize_tensor
 
@@ -52,7 +53,8 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, scheme: str | Scheme) -> QuantizedLinear:
-        """The layer with its weight quantized to ``scheme``; a weight that is already a QTensor of it is kept."""
+        """A new layer with the weight quantized to ``scheme``; a weight that is already a QTensor of it is kept. Hooks
+        stay behind, on ``linear``; :func:`swap_linears_` keeps them."""
         if not isinstance(linear, nn.Linear):
             raise ArgumentError(f"from_linear takes an nn.Linear, not a {type(linear).__name__}")
         weight = linear.weight
@@ -60,13 +62,16 @@ class QuantizedLinear(nn.Module):
         nn.Module.__init__(new)
         new.in_features, new.out_features, new.bias = linear.in_features, linear.out_features, linear.bias
         new.scheme = scheme_of(scheme)
-        if isinstance(weight, QTensor) and weight.scheme != new.scheme:
-            raise ArgumentError(f"the layer is {weight.scheme} already, not {new.scheme}; dequantize_ it first")
+        _check(weight, Target("", "weight", "linear", tuple(weight.shape), ""), new.scheme)
         if not isinstance(weight, QTensor):
-            check_finite(weight, Target("", "weight", "linear", tuple(weight.shape), ""))
+            if new.scheme.static:
+                raise ArgumentError(
+                    f"{new.scheme} has a static input scale, which is measured by running the model: "
+                    f"quantize_(model, .., calibrate=batches) it first; from_linear keeps a weight that is quantized"
+                )
             weight = quantize_tensor(weight.detach(), new.scheme)
         new._set(weight)
-        return new
+        return new.train(linear.training)
 
     def load_quantized_weight(self, weight: Tensor, scaler: Tensor, zero_point: Tensor | None = None) -> None:
         """Load signed integer codes, one per int8, in the form of the PyTorch/XLA quantization page::
@@ -128,29 +133,43 @@ class QuantizedLinear(nn.Module):
 
 
 def swap_linears_(model: nn.Module, recipe: RecipeLike) -> list[str]:
-    """Replace each nn.Linear selected by ``recipe`` with a QuantizedLinear, in place, and return their names. Shared
-    layers and tied weights stay shared."""
+    """Make each nn.Linear selected by ``recipe`` a QuantizedLinear, in place, and return their names. Only their class
+    and weight change: shared layers, hooks, mode and bias stay. A weight is quantized under all its names, so that an
+    embedding tied to it stays tied, for which ``recipe`` has to select both."""
     if type(model) is nn.Linear:
         raise ArgumentError("the model is itself a linear layer: convert it with QuantizedLinear.from_linear(..)")
     targets = find_targets(model)
     plan = Recipe.of(recipe).resolve(targets)
-    layers: dict[nn.Module, QuantizedLinear] = {}
-    weights: dict[str, QTensor] = {}
-    swapped = []
     chosen = [
         (target, scheme, module)
         for target in targets
         if (scheme := plan[target.name].scheme) is not None
+        and target.param == "weight"
         and type(module := model.get_submodule(target.module)) is nn.Linear
     ]
-    for target, _, module in chosen:
-        if not isinstance(module.weight, QTensor):
-            check_finite(module.weight, target)
+    refuse_static(
+        [plan[target.name] for target, _, module in chosen if not isinstance(module.weight, QTensor)],
+        "quantize_(model, .., calibrate=batches) it first; swap_linears_ keeps weights that are quantized",
+    )
     for target, scheme, module in chosen:
-        if module not in layers:
-            layers[module] = QuantizedLinear.from_linear(module, scheme)
-            layers[module].weight = weights.setdefault(target.storage, layers[module].weight)
-        parent, _, child = target.module.rpartition(".")
-        setattr(model.get_submodule(parent), child, layers[module])
-        swapped.append(target.module)
-    return swapped
+        _check(module.weight, target, scheme)
+    names: dict[str, list[Target]] = {}
+    for target in targets:
+        names.setdefault(target.storage, []).append(target)
+    for target, scheme, module in chosen:
+        if not isinstance(module.weight, QTensor):
+            q = nn.Parameter(quantize_target(module.weight.detach(), target, scheme), requires_grad=False)
+            for each in names[target.storage]:
+                each.put(model, q)
+        module.__class__, module.scheme = QuantizedLinear, scheme  # type: ignore[assignment]
+    return [target.module for target, _, _ in chosen]
+
+
+def _check(weight: Tensor, target: Target, scheme: Scheme) -> None:
+    """Raise ArgumentError unless ``weight`` is quantized to ``scheme`` or can be."""
+    if not isinstance(weight, QTensor):
+        check_finite(weight, target)
+    elif weight.scheme != scheme:
+        raise ArgumentError(
+            f"{target.module or 'the layer'} is {weight.scheme} already, not {scheme}; dequantize_ it first"
+        )
