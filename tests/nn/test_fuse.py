@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 
 import pytest
 import torch
@@ -61,6 +63,35 @@ class Residual(Plain):
         return x + self.fc2(self.act(self.fc1(x)))
 
 
+class Skips(Plain):
+    """Uses another layer if given one more tensor."""
+
+    def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+        y = self.act(self.fc1(x))
+        return self.fc2(y) if skip is None else self.drop(self.fc2(y)) * skip
+
+
+class Trains(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.fc1(x))
+        return self.drop(self.fc2(y)) if self.training else self.fc2(y)
+
+
+class Scales(Plain):
+    """Multiplies by a number that can be changed."""
+
+    factor = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x)) * self.factor)
+
+
+class Asserts(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        assert type(x) is Tensor
+        return super().forward(x)
+
+
 APART = {"int4-g32": 35, "int8-dyn": 38 - 6, "mxfp4": 18 - 6}
 """Least SQNR in dB of the fused result against the unfused one. Where the input of the last product is rounded too, one
 different bit may become a whole step, or another scale of a block: then both are roundings of the same numbers, each
@@ -106,15 +137,51 @@ def test_fused_is_nearer_to_the_truth(kind: nn.Module, what: str, scheme: str) -
     assert float(sqnr(apart, fused)) > APART[scheme]
 
 
-@pytest.mark.parametrize("kind", [Looks, Twice, Residual], ids=lambda kind: kind.__name__)
-def test_what_is_not_certain_is_left(kind: type[nn.Module]) -> None:
-    assert bp.fuse_activations_(model(kind())) == []
+LEFT = {
+    Looks: "its forward cannot be traced: TraceError",
+    Asserts: "its forward cannot be traced: AssertionError",
+    Twice: "no activation alone takes the result of a layer that can be fused",
+    Residual: "its forward does not only call children and multiply their results: .*operator.add",
+    Scales: "its forward does not only call children and multiply their results: .*2.0",
+    Trains: "its forward does something else in training",
+}
+
+
+@pytest.mark.parametrize("kind", LEFT, ids=lambda kind: kind.__name__)
+def test_what_is_not_certain_is_left_and_told(kind: type[nn.Module]) -> None:
+    whole = model(kind())
+    done = bp.fuse_activations_(whole)
+    assert done == []
+    assert len(done.left) == 1
+    assert re.match(f"mlp: {LEFT[kind]}", done.left[0])
+    assert "forward" not in vars(whole["mlp"])
+    assert not any(module.training for module in whole.modules())
+
+
+@torch.no_grad()
+def test_other_calls_run_the_forward_as_it_was() -> None:
+    """Also by name, and in training."""
+    whole, x, skip = model(Skips()), torch.randn(7, 64).bfloat16(), torch.randn(64).bfloat16()
+    mlp = whole["mlp"]
+    apart, skipped = mlp(x), mlp(x, skip)
+    done = bp.fuse_activations_(whole)
+    assert (done, done.left) == (["mlp: gelu(fc1)"], [])
+    assert torch.equal(mlp(x, skip), skipped)
+    assert torch.equal(mlp(skip=skip, x=x), skipped)
+    assert torch.equal(mlp(x, None), apart)
+    fused = takes(lambda: mlp(x=x), 2)
+    assert torch.equal(fused, mlp(x))
+    assert float(sqnr(apart, fused)) > APART["int4-g32"]
+    assert inspect.signature(mlp.forward) == inspect.signature(Skips().forward)
+    whole.train()
+    assert torch.equal(mlp(x), fused)
 
 
 def test_hooks_are_kept() -> None:
     whole, seen = model(Plain()), []
     whole["mlp"].fc1.register_forward_hook(lambda *args: seen.append(1))
-    assert bp.fuse_activations_(whole) == []
+    assert (done := bp.fuse_activations_(whole)) == []
+    assert done.left == [f"mlp: {LEFT[Twice]}; fc1: hooks or a forward of its own"]
     whole = model(Plain())
     whole["mlp"].fc1.register_full_backward_hook(lambda *args: seen.append(3))
     assert bp.fuse_activations_(whole) == []
@@ -166,10 +233,12 @@ def test_global_hooks_are_called() -> None:
 
 
 def test_floats_and_what_is_fused_already_are_left() -> None:
-    assert bp.fuse_activations_(Plain()) == []
+    assert (done := bp.fuse_activations_(Plain())) == []
+    assert done.left == []
     whole = model(Plain())
     assert bp.fuse_activations_(whole)
-    assert bp.fuse_activations_(whole) == []
+    assert (done := bp.fuse_activations_(whole)) == []
+    assert done.left == ["mlp: its forward was replaced or generated before"]
 
 
 def test_gradients_and_tracing() -> None:
