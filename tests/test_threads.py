@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 import bitport
+from bitport.ops.select import FORCED
 
 from .test_traps import run_python
 
@@ -62,3 +63,21 @@ def test_one_model_serves_many(scheme: str) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         got = list(pool.map(fresh, inputs))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))
+
+
+def test_kernels_are_forced_in_several_threads() -> None:
+    """Each block forces until its own end, however they overlap, and nothing stays forced."""
+    layer, x = nn.Linear(96, 64), torch.randn(3, 96)
+    bitport.quantize_(layer, "int4-g32")
+    wanted = layer(x)
+    with bitport.use_kernel("generic"):
+        generic = layer(x)
+
+    def work(at: int) -> bool:
+        with bitport.use_kernel("linear=generic" if at % 2 else "generic"):
+            return torch.equal(layer(x), generic)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(400)))
+    assert torch.equal(layer(x), wanted)
+    assert FORCED == {}

@@ -269,7 +269,7 @@ def test_what_it_does_not_take_it_says(reason: str) -> None:
     assert reason in (impl.supports("sgd", target) or "")
     with (
         use_kernel("native"),
-        pytest.raises(KernelError, match="kernel 'native' was forced for optimizer_step, but refuses"),
+        pytest.raises(KernelError, match="kernel 'native' was forced for optimizer_step on cpu, but refuses"),
     ):
         optimizer_step("sgd", [target])
 

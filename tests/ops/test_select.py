@@ -14,7 +14,17 @@ import torch
 import torch.nn.functional as F
 
 from bitport.errors import KernelError
-from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
+from bitport.ops import (
+    IMPLS,
+    OPS,
+    Impl,
+    call,
+    decide,
+    decompositions,
+    register_kernel,
+    unregister_kernel,
+    use_kernel,
+)
 from bitport.ops.optimizer_step import optimizer_step
 from bitport.ops.product import operand
 from bitport.ops.select import FORCED, STEP
@@ -209,6 +219,51 @@ def test_forced_within_forced(add: Callable[..., None]) -> None:
     assert FORCED == {}
 
 
+def test_the_last_setting_decides(add: Callable[..., None]) -> None:
+    """Also one for all ops within one for this op."""
+    args = arguments()
+    add("a", 1.0)
+    with use_kernel("linear=a"), use_kernel("generic"), use_kernel("dyn_linear=a"):
+        assert torch.equal(OPS["linear"].overload(*args), OPS["linear"].generic(*args))
+        assert decide("linear", *args).kernel == "generic (forced)"
+
+
+def test_blocks_end_in_any_order(add: Callable[..., None]) -> None:
+    """As those of two threads do. Equal settings are told apart."""
+    args = arguments()
+    for name, gives in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        add(name, gives)
+    first, second, third = (use_kernel(setting) for setting in ("linear=b", "c", "linear=b"))
+    for each in (first, second, third):
+        each.__enter__()
+    assert who(args) == 2.0
+    third.__exit__(None, None, None)
+    assert who(args) == 3.0
+    first.__exit__(None, None, None)
+    assert who(args) == 3.0
+    second.__exit__(None, None, None)
+    assert who(args) == 1.0
+    assert FORCED == {}
+
+
+@pytest.mark.parametrize("setting", ["linear=low", "low", "generic", "linear=picky", "linear=nope"])
+def test_decompositions_are_of_the_forced_kernel(setting: str, add: Callable[..., None]) -> None:
+    args = arguments()
+    add("high", 3.0, HIGH + 1)
+    add("low", 1.0)
+    add("picky", 2.0, refuses="K must be even")
+    decomposed = decompositions(native=True)[OPS["linear"].overload]
+    assert decomposed(*args).unique().item() == 3.0
+    with use_kernel(setting):
+        if setting.endswith("low"):
+            assert decomposed(*args).unique().item() == 1.0
+        elif setting == "generic":
+            assert torch.equal(decomposed(*args), OPS["linear"].generic(*args))
+        else:
+            with pytest.raises(KernelError, match="was forced for linear"):
+                decomposed(*args)
+
+
 def test_a_forced_kernel_is_released_after_an_error(add: Callable[..., None]) -> None:
     with pytest.raises(ZeroDivisionError), use_kernel("generic"):
         _ = 1 / 0
@@ -218,7 +273,7 @@ def test_a_forced_kernel_is_released_after_an_error(add: Callable[..., None]) ->
 def test_one_setting_for_several_ops(add: Callable[..., None]) -> None:
     add("mine", 5.0)
     with use_kernel("linear=mine, dyn_linear=generic"):
-        assert FORCED == {"linear": "mine", "dyn_linear": "generic"}
+        assert [*FORCED.values()] == [{"linear": "mine", "dyn_linear": "generic"}]
         assert who(arguments()) == 5.0
 
 

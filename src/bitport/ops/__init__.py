@@ -13,7 +13,7 @@ from bitport.ops import (  # noqa: F401
 )
 from bitport.ops.decompose import decompositions
 from bitport.ops.select import (
-    FORCED,
+    ENVIRONMENT,
     IMPLS,
     Decision,
     Impl,
@@ -27,7 +27,7 @@ from bitport.ops.select import (
 from bitport.ops.table import OPS, Op, Sample
 from bitport.ops.weight import Weight
 
-check_forced(FORCED)  # BITPORT_KERNEL; only here are all ops declared
+check_forced(ENVIRONMENT)  # only here are all ops declared
 
 __all__ = [
     "IMPLS",

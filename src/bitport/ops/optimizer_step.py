@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from bitport import plugins
-from bitport.errors import KernelError
 from bitport.numerics import (
     Format,
     Quantized,
@@ -42,7 +41,7 @@ from bitport.numerics import (
 )
 from bitport.numerics.codebooks import zero_code
 from bitport.numerics.stochastic import CUT, place_bits, round_stochastically
-from bitport.ops.select import GENERIC, IMPLS, STEP, forced, refusal
+from bitport.ops.select import STEP, Impl, first_that_takes
 
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 PIECE = 1 << 22
@@ -91,25 +90,17 @@ def optimizer_step(rule: str, targets: list[Target]) -> None:
     """Update parameters and moments in place, each by the best kernel that supports it. Empty parameters, which a
     process may have of a sharded one, are skipped."""
     plugins.load()
-    left, name = [target for target in targets if target.param.numel()], forced(STEP)
-    device = targets[0].param.device.type if targets else ""
-    impls = [] if name == GENERIC else IMPLS.get((STEP, device), [])
-    if name not in (None, GENERIC, *(impl.name for impl in impls)):
-        names = ", ".join([*(impl.name for impl in impls), GENERIC])
-        raise KernelError(f"kernel {name!r} was forced for {STEP}, but {device} has only: {names}")
-    for impl in impls:
-        if name not in (None, impl.name):
+    taken: dict[Impl | None, list[Target]] = {}
+    for target in targets:
+        if target.param.numel():
+            impl, _ = first_that_takes(STEP, target.param.device.type, rule, target)
+            taken.setdefault(impl, []).append(target)
+    for impl, its in taken.items():
+        if impl is not None:
+            impl.run(rule, its)
             continue
-        reasons = [refusal(impl, rule, target) for target in left]
-        if name and any(reasons):
-            reason = next(filter(None, reasons))
-            raise KernelError(f"kernel {name!r} was forced for {STEP}, but refuses this call: {reason}")
-        taken = [target for target, reason in zip(left, reasons, strict=True) if reason is None]
-        if taken:
-            impl.run(rule, taken)
-        left = [target for target, reason in zip(left, reasons, strict=True) if reason is not None]
-    for target in left:
-        generic(rule, target)
+        for target in its:
+            generic(rule, target)
 
 
 def generic(rule: str, target: Target) -> None:

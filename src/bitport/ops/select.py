@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,10 +83,14 @@ def unregister_kernel(impl: Impl) -> None:
 WATCHERS: list[Callable[[], None]] = []
 """Callbacks for when kernels are registered, unregistered, forced or released."""
 
+_watching = threading.Lock()
+
 
 def changed() -> None:
-    for watcher in WATCHERS:
-        watcher()
+    """Tell the watchers. One thread at a time, so that the last call leaves what the last change requires."""
+    with _watching:
+        for watcher in WATCHERS:
+            watcher()
 
 
 def _parse(setting: str) -> dict[str, str]:
@@ -105,26 +110,37 @@ def check_forced(wanted: dict[str, str]) -> None:
         raise KernelError(f"cannot force a kernel of {', '.join(unknown)}: the ops are {', '.join(OPS)}")
 
 
-FORCED: dict[str, str] = _parse(os.environ.get("BITPORT_KERNEL", ""))
-"""op (or "*") -> kernel name."""
+ENVIRONMENT = _parse(os.environ.get("BITPORT_KERNEL", ""))
+"""Its ops are checked once all are declared."""
+
+FORCED: dict[int, dict[str, str]] = {id(ENVIRONMENT): ENVIRONMENT} if ENVIRONMENT else {}
+"""The settings in force, each op (or "*") -> kernel name, from the first made to the last. Each has its id as its key:
+blocks may end in any order, as those of several threads do."""
 
 
 def forced(op: str) -> str | None:
-    return FORCED.get(op, FORCED.get("*"))
+    """Name of the kernel that is forced for ``op``, by the last setting that speaks of it, or None."""
+    if FORCED:  # usually empty, and asked on every call
+        for setting in reversed(list(FORCED.values())):  # a copy, which other threads do not change
+            if kernel := setting.get(op, setting.get("*")):
+                return kernel
+    return None
 
 
 @contextlib.contextmanager
 def use_kernel(setting: str) -> Iterator[None]:
-    """Force kernels within a block: ``with use_kernel("generic")`` or ``with use_kernel("linear=generic")``."""
-    before, wanted = dict(FORCED), _parse(setting)
+    """Force kernels within a block: ``with use_kernel("generic")`` or ``with use_kernel("linear=generic")``.
+
+    The setting is that of the process: calls in other threads follow it too. Of several settings the one made last
+    decides about the ops it names."""
+    wanted = _parse(setting)
     check_forced(wanted)
-    FORCED.update(wanted)
+    FORCED[id(wanted)] = wanted
     changed()
     try:
         yield
     finally:
-        FORCED.clear()
-        FORCED.update(before)
+        del FORCED[id(wanted)]
         changed()
 
 
@@ -154,7 +170,7 @@ def _chooser(op: Op) -> Callable[..., Any]:
         if impls is None:
             plugins.load()
             impls = known[device] = IMPLS.setdefault((op.name, device), [])
-        for impl in impls:
+        for impl in impls:  # as first_that_takes, without the time that its calls take
             try:
                 reason = impl.supports(*args)
             except RAISED as error:
@@ -220,19 +236,37 @@ def call(op: str, *args: Any, kernel: str | None = None) -> Any:
 
 def named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
     """The kernel called ``kernel``; KernelError if there is none, or if it refuses these arguments."""
+    impl = _by_name(kernel, op, args[0].device.type, *args)
+    return OPS[op].generic if impl is None else impl.run
+
+
+def _by_name(kernel: str, op: str, device: str, *args: Any) -> Impl | None:
     if kernel == GENERIC:
-        return OPS[op].generic
-    device = args[0].device.type
+        return None
     known = IMPLS.get((op, device), [])
     for impl in known:
         if impl.name == kernel:
             if reason := refusal(impl, *args):
                 raise KernelError(f"kernel {kernel!r} was forced for {op} on {device}, but refuses this call: {reason}")
-            return impl.run
+            return impl
     names = ", ".join([*(impl.name for impl in known), GENERIC])
     own = f"; the kernel that {device} has at the dispatcher has no name, and runs where none is forced"
-    hint = own if own_kernel(op, args[0].device) else ""
+    hint = own if op in OPS and own_kernel(op, torch.device(device)) else ""
     raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}{hint}")
+
+
+def first_that_takes(op: str, device: str, *args: Any) -> tuple[Impl | None, list[tuple[str, str]]]:
+    """The kernel that runs ``op`` with ``args`` on devices of type ``device`` unless they have their own (None: the
+    generic one), and those that refused before it, with their reasons. KernelError if one is forced that cannot run."""
+    if kernel := forced(op):
+        return _by_name(kernel, op, device, *args), []
+    refused: list[tuple[str, str]] = []
+    for impl in IMPLS.get((op, device), ()):
+        reason = refusal(impl, *args)
+        if reason is None:
+            return impl, refused
+        refused.append((impl.name, reason))
+    return None, refused
 
 
 RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -276,19 +310,14 @@ def own_kernel(op: str, device: torch.device) -> bool:
 def decide(op: str, *args: Any) -> Decision:
     """Which kernel would run ``op`` with ``args``, and why each one before it was refused."""
     plugins.load()
-    device = args[0].device
-    if kernel := forced(op):
-        try:
-            named(kernel, op, *args)
-        except KernelError as error:
-            return Decision(f"error: {kernel} (forced)", ((kernel, str(error)),))
-        return Decision(f"{kernel} (forced)", ())
-    if own_kernel(op, device):
+    device, kernel = args[0].device, forced(op)
+    if kernel is None and own_kernel(op, device):
         return Decision(f"{device.type}'s own (dispatcher)", ())
-    refused: list[tuple[str, str]] = []
-    for impl in IMPLS.get((op, device.type), []):
-        reason = refusal(impl, *args)
-        if reason is None:
-            return Decision(impl.name, tuple(refused))
-        refused.append((impl.name, reason))
-    return Decision(GENERIC, tuple(refused))
+    try:
+        impl, refused = first_that_takes(op, device.type, *args)
+    except KernelError as error:
+        if kernel is None:
+            raise
+        return Decision(f"error: {kernel} (forced)", ((kernel, str(error)),))
+    name = GENERIC if impl is None else impl.name
+    return Decision(f"{name} (forced)" if kernel else name, tuple(refused))
