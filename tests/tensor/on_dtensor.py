@@ -67,6 +67,16 @@ def check_a_round_trip_changes_no_bit(mesh: DeviceMesh) -> None:
         assert torch.equal(columns.redistribute(placements=[Shard(0)]).to_local(), rows.to_local())
 
 
+def check_transposed_ones(mesh: DeviceMesh) -> None:
+    """Rows of the whole are columns of the matrix: gathered along them first, pieces of permuted columns would be no
+    tensor, and so would those of rows with a pre_scale if all had to have the same."""
+    for extra in ({"perm": torch.randperm(SIZE)}, {"pre_scale": torch.rand(SIZE) + 0.5}):
+        whole = quantize_tensor(torch.randn(SIZE, 24), "int4", transposed=True, **extra)
+        for dim in (0, 1) if "pre_scale" in extra else (1,):
+            shared = distribute_tensor(whole, mesh, [Shard(dim)])
+            assert torch.equal(shared.full_tensor(), whole), (dim, *extra)
+
+
 def check_the_first_process_has_the_say(mesh: DeviceMesh) -> None:
     own = quantize_tensor(torch.randn(24, 96) + mesh.get_local_rank(), "nvfp4-wo")
     shared = distribute_tensor(own, mesh, [Shard(0)]).full_tensor()
@@ -104,7 +114,7 @@ def check_cuts_that_would_part_a_block(mesh: DeviceMesh) -> None:
     refused(lambda: distribute_tensor(layer("fp8-block", n=200).weight.data, mesh, [Shard(0)]), "multiples of 128")
     refused(lambda: distribute_tensor(layer("int4-channel", k=ways).weight.data, mesh, [Shard(1)]), "bytes stay whole")
     permuted = quantize_tensor(torch.randn(96, SIZE), "int4", perm=torch.randperm(SIZE))
-    refused(lambda: distribute_tensor(permuted, mesh, [Shard(1)]), "act-order", "cut its rows")
+    refused(lambda: distribute_tensor(permuted, mesh, [Shard(1)]), "act-order", "do so with its rows")
     assert torch.equal(distribute_tensor(permuted, mesh, [Shard(0)]).full_tensor(), permuted)
     last = quantize_tensor(torch.randn(128 * ways - 1, 256), "fp8-block")
     assert torch.equal(distribute_tensor(last, mesh, [Shard(0)]).full_tensor(), last)

@@ -35,6 +35,15 @@ def test_beside(scheme: str, sizes: tuple[int, ...]) -> None:
     assert torch.equal(whole.dequantize(), torch.cat([each.dequantize() for each in pieces]))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_experts_beside(scheme: str, turned: bool) -> None:
+    pieces = [stacked([piece(scheme, n) for _ in range(3)]) for n in (40, 24)]
+    pieces = [each.mT for each in pieces] if turned else pieces
+    wanted = torch.cat([each.dequantize() for each in pieces], 2 if turned else 1)
+    assert torch.equal(concatenated(pieces).dequantize(), wanted)
+
+
 @pytest.mark.parametrize(
     ("scheme", "becomes"),
     [

@@ -68,6 +68,25 @@ def test_what_is_not_one(make: Make, pieces: object, dim: int, message: str) -> 
         torch.cat(pieces(make), dim)  # type: ignore[operator]
 
 
+def test_permuted_columns_are_not_joined(make: Make) -> None:
+    """The order is that of all columns. Rows in the same order are, and so are pieces that are all of them."""
+    q = make("int4-g32", perm=torch.randperm(96))
+    for whole, at in ((q, 1), (q.t(), 0)):
+        with pytest.raises(ArgumentError, match=r"permuted .*padded or joined along them: do so with its rows"):
+            torch.cat([whole, whole], at)
+        with pytest.raises(ArgumentError, match="permuted"):
+            F.pad(whole, (0, 32) if at else (0, 0, 0, 32))
+        assert torch.equal(torch.cat([whole], at), whole)
+    both = torch.cat([q, q])
+    assert torch.equal(both.dequantize(), torch.cat([q.dequantize()] * 2))
+    assert torch.equal(F.pad(q, (0, 0, 0, 8))[:64], q)
+
+
+def test_a_batch_is_not_joined_with_an_expanded_matrix(make: Make) -> None:
+    with pytest.raises(ArgumentError, match="not alike"):
+        torch.cat([make("int8", 2, 64, 96), make("int8", 64, 96).expand(3, 64, 96)])
+
+
 @pytest.mark.parametrize("scheme", PRESETS)
 @pytest.mark.parametrize(("dim", "more"), [(0, 3), (1, 128)])
 def test_room_at_the_end(make: Make, scheme: str, dim: int, more: int) -> None:

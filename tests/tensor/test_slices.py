@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.schemes import PRESETS
-from bitport.tensor import QTensor
+from bitport.numerics import Format
+from bitport.schemes import PRESETS, Scheme
+from bitport.tensor import QTensor, quantize_tensor
 
 Make = Callable[..., QTensor]
 Cut = Callable[[Tensor], Tensor]
@@ -29,6 +30,7 @@ CUTS: dict[str, tuple[str, tuple[int, ...], Cut]] = {
     "rows-of-a-global-scale": ("nvfp4", (64, 96), lambda w: w[3:17]),
     "rows-twice": ("int4-g32", (64, 96), lambda w: w[8:40][4:9]),
     "columns": ("int4-g32", (64, 96), lambda w: w[:, 32:64]),
+    "columns-none": ("int4-g32", (64, 80), lambda w: w[:, 80:]),
     "columns-short-last-group": ("int4-g32", (64, 80), lambda w: w[:, 64:]),
     "columns-of-channels": ("int8", (64, 96), lambda w: w[:, 3:5]),
     "columns-of-one-scale": ("fp8", (64, 96), lambda w: w[:, 1:95]),
@@ -75,6 +77,9 @@ CUTS: dict[str, tuple[str, tuple[int, ...], Cut]] = {
     "repeated-some": ("int4-g32", (64, 96), lambda w: w.t().expand(5, 96, 64)[:1]),
     "repeated-by-index": ("int4-g32", (64, 96), lambda w: w.expand(5, 64, 96)[torch.tensor([4, 0])]),
     "repeated-rows": ("int4-g32", (64, 96), lambda w: w.expand(5, 64, 96)[:, 3:9]),
+    "repeated-columns": ("int4-g32", (64, 96), lambda w: w.expand(5, 64, 96)[..., 32:64]),
+    "repeated-row": ("int8", (1, 7), lambda w: w.expand(1, 1, 7)[..., 2:]),
+    "repeated-joined": ("int4-g32", (64, 96), lambda w: torch.cat([w.expand(2, 64, 96), w.expand(3, 64, 96)])),
     "repeated-batch-of-one": ("int4-g32", (64, 96), lambda w: w.t().expand(5, 96, 64)[None]),
 }
 
@@ -114,11 +119,21 @@ def test_split(make: Make, scheme: str, shape: tuple[int, ...], split: Callable[
 
 
 REFUSED: dict[str, tuple[str, tuple[int, ...], Cut, str]] = {
-    "inside-a-group": ("int4-g32", (64, 96), lambda w: w[:, 16:], "columns 16:96 .*groups of 32 of int4-g32"),
-    "inside-a-row-block": ("int4-b8x16-sym", (64, 96), lambda w: w[4:], "rows 4:64 .*8-row blocks"),
-    "inside-a-square-block": ("fp8-block", (160, 200), lambda w: w[:, 64:], "groups of 128"),
-    "inside-a-byte": ("int3-channel-sym", (64, 96), lambda w: w[:, 3:], "byte borders of packed int3"),
-    "end-inside-a-byte": ("int4-channel-sym", (64, 96), lambda w: w[:, :5], "byte borders of packed int4"),
+    "inside-a-group": (
+        "int4-g32",
+        (64, 96),
+        lambda w: w[:, 16:],
+        "16:96 cannot be cut out of dim 1 of .*multiples of 32",
+    ),
+    "inside-a-row-block": (
+        "int4-b8x16-sym",
+        (64, 96),
+        lambda w: w[4:],
+        "4:64 cannot be cut out of dim 0 of .*multiples of 8",
+    ),
+    "inside-a-square-block": ("fp8-block", (160, 200), lambda w: w[:, 64:], "multiples of 128"),
+    "inside-a-byte": ("int3-channel-sym", (64, 96), lambda w: w[:, 3:], "multiples of 8, .*bytes stay whole"),
+    "end-inside-a-byte": ("int4-channel-sym", (64, 96), lambda w: w[:, :5], "multiples of 2, .*bytes stay whole"),
     "with-a-step": ("int8", (64, 96), lambda w: w[::2], "step 1, not 2: take the float tensor"),
     "one-row": ("int8", (64, 96), lambda w: w[3], r"not dim 0 .*\.dequantize\(\)"),
     "one-column": ("int8", (64, 96), lambda w: w[:, 3], "not dim 1"),
@@ -240,9 +255,41 @@ def test_permuted_columns_are_sliced_by_rows_only(make: Make) -> None:
         q[:, 32:]
 
 
+@pytest.mark.parametrize("cut", [128, 32])
+def test_cuts_lie_at_the_blocks_of_inputs(cut: int) -> None:
+    """Weights have scales per 32 columns, inputs per 128. At these the product with each half rounds its inputs as that
+    with the whole does, so that both add up to it but for the order of a float32 sum of 256 products. Elsewhere they
+    would not, so such a cut is refused, as a slice and as a split."""
+    scheme = Scheme(weight=Format(dtype="int4", block=(1, 32)), act="fp8-128")
+    q, x = quantize_tensor(torch.randn(64, 256), scheme), torch.randn(4, 256)
+    ways = (lambda: (q[:, :cut], q[:, cut:]), lambda: q.split([cut, 256 - cut], 1), lambda: q.split(cut, 1))
+    for way in ways:
+        if cut == 32:
+            with pytest.raises(ArgumentError, match="multiples of 128"):
+                way()
+            continue
+        left, right = way()
+        total = F.linear(x[:, :cut], left).double() + F.linear(x[:, cut:], right).double()
+        # each sum is off by at most K * 2^-24 of the magnitudes, which rounding makes at most 1 + 2^-4 times as large
+        most = 2 * 256 * 2.0**-24 * (1 + 2**-4) * (x.double().abs() @ q.dequantize(torch.float64).abs().T)
+        assert ((total - F.linear(x, q)).abs() <= most).all()
+
+
 def test_convolutions_are_sliced_along_their_outputs_only(make: Make) -> None:
     q = make("int8", 8, 4, 3, 3, kind="conv")
     assert torch.equal(q[2:5].dequantize(), q.dequantize()[2:5])
     for cut in (lambda w: w[:, 1:], lambda w: w[:, :, 1:], lambda w: w.transpose(0, 1), lambda w: w[0]):
+        with pytest.raises(ArgumentError):
+            cut(q)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 7), (1, 1, 1, 7)])
+def test_a_convolution_from_one_channel_to_one_is_no_expanded_matrix(make: Make, shape: tuple[int, ...]) -> None:
+    """Its kernel has the shape of the matrix behind it."""
+    q = make("int8", *shape, kind="conv")
+    conv = F.conv1d if len(shape) == 3 else F.conv2d
+    x = torch.randn(2, 1, *shape[2:-1], 20)
+    torch.testing.assert_close(conv(x, q), conv(x, q.dequantize()), rtol=1e-5, atol=1e-5)
+    for cut in (lambda w: w[..., 2:], lambda w: w.mT, lambda w: w[0], lambda w: w.expand(3, *shape)):
         with pytest.raises(ArgumentError):
             cut(q)

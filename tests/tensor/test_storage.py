@@ -116,6 +116,14 @@ def test_an_expanded_view_is_not_written(make: Make) -> None:
         torch.save(make().t().expand(3, 96, 64), io.BytesIO())
 
 
+@pytest.mark.parametrize("kernel", [(7,), (1, 7)])
+def test_a_convolution_from_one_channel_to_one_is_written(kernel: tuple[int, ...]) -> None:
+    model = nn.Sequential((nn.Conv1d if len(kernel) == 1 else nn.Conv2d)(1, 1, kernel))  # type: ignore[arg-type]
+    bitport.quantize_(model, [("*", "int8", ("conv",))])
+    assert isinstance(model[0].weight, QTensor)
+    assert torch.equal(saved_and_loaded(model.state_dict())["0.weight"], model[0].weight)
+
+
 def test_loaded_to_another_device(full: QTensor) -> None:
     there = saved_and_loaded(full, map_location="meta")
     assert there.device.type == "meta"
@@ -302,6 +310,31 @@ def test_equal_compares_bits(make: Make) -> None:
     broken.qdata[1, 1] ^= 1
     assert not torch.equal(q, broken)
     assert not any(torch.equal(*pair) for pair in [(q, q.dequantize()), (q.dequantize(), q)])
+
+
+def test_equal_compares_shapes(make: Make) -> None:
+    """The same parts as another tensor."""
+    matrix, experts, conv = make("int8", 64, 96), make("int8", 4, 64, 96), make("int8", 8, 4, 3, 3, kind="conv")
+
+    def reshaped(q: QTensor, *shape: int) -> QTensor:
+        plain = q.to_layout("plain")
+        batch = shape[:-2] if q.batched else ()
+        parts = (None if part is None else part.reshape(*batch, *part.shape[-2:]) for part in plain.parts)
+        return from_parts(type(plain.parts)(*parts), q.scheme, shape=shape, dtype=q.dtype)  # type: ignore[arg-type]
+
+    for other, q in (
+        (matrix.expand(3, 64, 96), matrix),
+        (reshaped(experts, 2, 2, 64, 96), experts),
+        (reshaped(conv, 8, 36), conv),
+        (reshaped(conv, 8, 4, 9), conv),
+    ):
+        assert not torch.equal(q, other)
+        assert not torch.equal(other, q)
+        with pytest.raises(ArgumentError, match="scheme and shape must be equal"):
+            q.copy_(other)
+    with pytest.raises(ArgumentError, match="scheme and shape must be equal"):
+        make("int8", 3, 64, 96).copy_(matrix)
+    assert torch.equal(reshaped(conv, 8, 4, 3, 3), conv)
 
 
 # -- several processes -----------------------------------------------------------------------------------------------

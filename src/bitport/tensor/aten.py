@@ -11,11 +11,10 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.errors import ArgumentError
-from bitport.numerics import Quantized, number_type
-from bitport.tensor.borders import check_pieces, is_conv
+from bitport.numerics import Quantized
+from bitport.tensor.borders import axis_of, check_pieces, check_span, cut_along, is_conv, matrix_like, plain_shapes
 from bitport.tensor.forms import compilable
-from bitport.tensor.parts import matrix_of
-from bitport.tensor.qtensor import ATEN, INSTEAD, QTensor, unsupported
+from bitport.tensor.qtensor import ATEN, INSTEAD, PARTS, QTensor, unsupported
 
 aten = torch.ops.aten
 
@@ -102,10 +101,14 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
             "the plain one, whole.to_layout('plain'). With torch.distributed.checkpoint save and load not the "
             "state_dict itself but bitport.checkpoint.ModelState(model)"
         )
-    if (source.scheme, source.matrix, source.transposed) != (target.scheme, target.matrix, target.transposed):
+    if source.shape != target.shape or _kind(source) != _kind(target):
         raise ArgumentError(f"cannot copy {source!r} into {target!r}: scheme and shape must be equal")
     fill(target, source)
     return target
+
+
+def _kind(q: QTensor) -> tuple[Any, ...]:
+    return q.scheme, q.matrix, q.transposed
 
 
 def fill(target: QTensor, source: QTensor) -> None:
@@ -168,15 +171,14 @@ def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTenso
         return alias(aten.alias.default, q)
     if q.batched or is_conv(q) or shape[-2:] != q.shape[-2:]:
         raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}{INSTEAD}")
-    return q.replace(shape=tuple(shape))
+    return q.replace(shape=tuple(shape), repeated=True)
 
 
 @implements(aten.slice.Tensor)
 def _slice(
     func: Any, q: QTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> QTensor:
-    """Slice rows at block boundaries, columns at block and byte boundaries, batch dimensions anywhere. The result views
-    the parts if the layout is plain or can slice its rows."""
+    """Slice where ``borders`` allows it. The result views the parts if the layout is plain or can slice its rows."""
     size = q.shape[dim]
     start, end, _ = slice(start, end).indices(size)
     end = max(start, end)
@@ -185,16 +187,20 @@ def _slice(
     if (start, end) == (0, size):
         return alias(aten.alias.default, q)
     dim = checked_dim(q, dim)
-    shape = list(q.shape)
+    axis, shape = axis_of(q, dim), [*q.shape]
     shape[dim] = end - start
-    if dim < q.dim() - 2 and not is_conv(q):
+    if axis == "batch":
         return _take_batch(q, lambda part: func(part, dim, start, end), tuple(shape))
-    if is_conv(q) and dim != 0:
-        raise ArgumentError("a quantized convolution weight can be sliced along its outputs (dim 0) only")
-    along_n = (dim == q.dim() - 2) != q.transposed or is_conv(q)
     # the end sliced off may be just the padding of a collective: then the last block may become short
     room = start == 0 and (q.received or (dim == 0 and q.room > 0))
-    return (_slice_rows if along_n else _slice_columns)(q, start, end, tuple(shape), room)
+    check_span(q, dim, start, end, room=room)
+    if axis == "n" and (rows := getattr(layouts.layout(q.bits_layout), "rows", None)):
+        parts = rows(q.matrix, q.parts, start, end)
+        if parts is not None:
+            piece = q.replace(parts, matrix=matrix_like(q, shape), shape=tuple(shape))
+            piece.piece_of_packed = q.piece_of_packed
+            return piece
+    return _sliced(compilable(q), dim, start, end)
 
 
 def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> QTensor:
@@ -209,57 +215,16 @@ def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, 
     return taken
 
 
-def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: bool) -> QTensor:
-    matrix, step = q.matrix, q.matrix.block_n
-    whole = step >= matrix.n and q.scheme.weight.block[0] == 0
-    if not whole and (start % step or (end % step and end != matrix.n and not room)):
-        raise ArgumentError(f"rows {start}:{end} do not lie at the borders of the {step}-row blocks of {q.scheme}")
-    rows = getattr(layouts.layout(q.bits_layout), "rows", None)
-    parts = None if rows is None else rows(matrix, q.parts, start, end)
-    if parts is not None:
-        piece = q.replace(parts, matrix=matrix_of(q.scheme.weight, end - start, matrix.k), shape=shape)
-        piece.piece_of_packed = q.piece_of_packed
-        return piece
-    q = compilable(q)
-    plain = q.plain()
-    scales = (0, 1) if whole else (start // step, -(-end // step))
-    cut = [
-        _cut(plain.data, -2, start, end),
-        *(_cut(part, -2, *scales) for part in (plain.scale, plain.zero)),
-        plain.scale2,
-    ]
-    return _sliced(q, cut, end - start, matrix.k, shape)
+def _sliced(q: QTensor, dim: int, start: int, end: int) -> QTensor:
+    def shape(size: int) -> tuple[int, ...]:
+        return (*q.shape[:dim], size, *q.shape[dim + 1 :])
 
-
-def _slice_columns(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: bool) -> QTensor:
-    q = compilable(q)
-    matrix, plain = q.matrix, q.plain()
-    kind, step = number_type(matrix.dtype), matrix.block_k
-    if q.perm is not None:
-        raise ArgumentError(f"columns of {q!r} are permuted (act-order); it cannot be sliced along them")
-    whole = step >= matrix.k and q.scheme.weight.block[1] == 0
-    if not whole and (start % step or (end % step and end != matrix.k and not room)):
-        raise ArgumentError(f"columns {start}:{end} do not lie at the borders of the groups of {step} of {q.scheme}")
-    packed = kind.storage == torch.uint8
-    if packed and (start * kind.bits % 8 or (end * kind.bits % 8 and end != matrix.k and not room)):
-        raise ArgumentError(f"columns {start}:{end} do not lie at byte borders of packed {kind.name}")
-    columns = (start * kind.bits // 8, -(-end * kind.bits // 8)) if packed else (start, end)
-    scales = (0, 1) if whole else (start // step, -(-end // step))
-    cut = [
-        _cut(plain.data, -1, *columns),
-        *(_cut(part, -1, *scales) for part in (plain.scale, plain.zero)),
-        plain.scale2,
-    ]
-    return _sliced(q, cut, matrix.n, end - start, shape, pre_scale=_cut(q.pre_scale, -1, start, end))
-
-
-def _cut(part: Tensor | None, dim: int, start: int, end: int) -> Tensor | None:
-    return None if part is None else part.narrow(dim, start, end - start)
-
-
-def _sliced(q: QTensor, cut: list[Any], n: int, k: int, shape: tuple[int, ...], **extra: Any) -> QTensor:
-    matrix = matrix_of(q.scheme.weight, n, k)
-    result = q.replace(Quantized(*cut), matrix=matrix, shape=shape, bits_layout="plain", **extra)
+    plain = q.to_layout("plain")
+    before, through = (plain_shapes(plain, shape(at)) for at in (start, end))
+    parts = {name: getattr(plain, name) for name in PARTS}
+    for name, at in cut_along(plain, dim).items():
+        parts[name] = parts[name].narrow(at, before[name][at], through[name][at] - before[name][at])
+    result = plain.with_parts(parts, matrix=matrix_like(q, shape(end - start)), shape=shape(end - start))
     if q.bits_layout == "plain":
         return result
     piece = result.to_device_layout()
@@ -353,7 +318,7 @@ def _equal(func: Any, a: Tensor, b: Tensor) -> bool:
     quantized head with the float embedding."""
     if not (isinstance(a, QTensor) and isinstance(b, QTensor)):
         return False
-    if (a.scheme, a.matrix, a.transposed, a.dtype) != (b.scheme, b.matrix, b.transposed, b.dtype):
+    if (a.shape, a.dtype) != (b.shape, b.dtype) or _kind(a) != _kind(b):
         return False
     mine, theirs = a.to_layout("plain"), b.to_layout("plain")
     names = mine.__tensor_flatten__()[0]

@@ -24,7 +24,7 @@ from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
 from bitport.numerics import ACTIVATIONS, number_type
 from bitport.tensor.parts import matrix_of, part_specs, rows_and_columns
-from bitport.tensor.qtensor import QTensor
+from bitport.tensor.qtensor import INSTEAD, QTensor
 
 Axis = Literal["batch", "n", "k"]
 
@@ -55,7 +55,7 @@ def cut_along(q: QTensor, dim: int) -> dict[str, int]:
     axis, block = axis_of(q, dim), q.scheme.weight.block
     if axis == "batch":
         at = dim % q.dim() - q.dim()
-        cut = {name: at for name in ("qdata", "scale", "zero", "scale2")}
+        cut = {} if q.repeated else {name: at for name in ("qdata", "scale", "zero", "scale2")}
     else:
         at, whole = (-2, block[0] == 0) if axis == "n" else (-1, block[1] == 0)
         cut = {name: at for name in ("qdata", *(() if whole else ("scale", "zero")))}
@@ -78,7 +78,8 @@ def unit(q: QTensor, dim: int) -> int:
 
 def matrix_like(q: QTensor, shape: Sequence[int]) -> Matrix:
     """The matrix behind a tensor like ``q`` but of ``shape``."""
-    return matrix_of(q.scheme.weight, *rows_and_columns(tuple(shape), q.batched, q.transposed))
+    shape = tuple(shape[-2:] if q.repeated else shape)
+    return matrix_of(q.scheme.weight, *rows_and_columns(shape, q.batched, q.transposed))
 
 
 def plain_shapes(q: QTensor, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -92,21 +93,42 @@ def plain_shapes(q: QTensor, shape: Sequence[int]) -> dict[str, tuple[int, ...]]
     return {name: size for name, size in shapes.items() if getattr(q, name) is not None}
 
 
+def check_order(q: QTensor, dim: int) -> None:
+    """Raise ArgumentError if ``dim`` is K and its columns are permuted: the permutation holds for all of K only."""
+    if q.perm is not None and axis_of(q, dim) == "k":
+        raise ArgumentError(
+            f"columns of {q!r} are permuted (act-order); it cannot be cut, padded or joined along them: do so with its "
+            "rows, or quantize without act-order"
+        )
+
+
+def check_span(q: QTensor, dim: int, start: int, end: int, *, room: bool = False) -> None:
+    """Raise ArgumentError unless start:end can be cut out of ``dim``. With ``room``, only padding follows, into which
+    the last block may reach."""
+    check_order(q, dim)
+    axis, total, step = axis_of(q, dim), q.shape[dim], unit(q, dim)
+    if any(at % step and at != total for at in ((start,) if room else (start, end))):
+        raise ArgumentError(
+            f"{start}:{end} cannot be cut out of dim {dim} of {q!r}: it must begin and end at multiples of {step}, so "
+            f"that {_whole(axis)} stay whole{INSTEAD}"
+        )
+
+
 def check_pieces(q: QTensor, dim: int, size: int) -> None:
     """Raise ArgumentError unless ``dim`` can be cut into pieces of ``size`` (the last may be smaller)."""
     axis, total, step = axis_of(q, dim), q.shape[dim], unit(q, dim)
     if size >= total:
         return
-    if axis == "k" and q.perm is not None:
-        raise ArgumentError(
-            f"columns of {q!r} are permuted (act-order); it cannot be sliced along them: cut its rows, or quantize "
-            f"without act-order"
-        )
+    check_order(q, dim)
     if size % step:
         fitting = [str(ways) for ways in range(2, MOST_LISTED + 1) if -(-total // ways) % step == 0]
         ways = f"It can be cut {', '.join(fitting)} ways" if fitting else "No number of equal pieces does that"
         raise ArgumentError(
             f"dim {dim} of {q!r} cannot be cut into pieces of {size}: they must be multiples of {step}, so that "
-            f"blocks{' and bytes' * (axis == 'k')} stay whole. {ways}; a scheme with smaller blocks allows more, and a "
-            "weight that is not sharded is not cut"
+            f"{_whole(axis)} stay whole. {ways}; a scheme with smaller blocks allows more, and a weight that is not "
+            "sharded is not cut"
         )
+
+
+def _whole(axis: Axis) -> str:
+    return "blocks, those of inputs too, and bytes" if axis == "k" else "blocks"

@@ -23,7 +23,7 @@ def stacked(pieces: Sequence[QTensor]) -> QTensor:
     first = plain[0]
     for piece in plain:
         same = [(q.scheme, q.transposed, q.dtype, q.batched, tuple(q.shape)) for q in (piece, first)]
-        if same[0] != same[1] or piece.batched:
+        if same[0] != same[1] or piece.batched or piece.repeated:
             raise ArgumentError(f"{first!r} and {piece!r} cannot be stacked: they are not alike")
     data, scale, *rest = (
         None if parts[0] is None else torch.stack([as_bytes(part) for part in parts]).view(parts[0].dtype)
@@ -36,7 +36,7 @@ def stacked(pieces: Sequence[QTensor]) -> QTensor:
 
 
 def concatenated(pieces: Sequence[QTensor]) -> QTensor:
-    """Concatenate [N1, K], [N2, K] .. into [N1 + N2 + .., K], in the plain layout; convolutions along dim 0."""
+    """Concatenate [.., N1, K], [.., N2, K] .. in the plain layout into [.., N1 + N2 + .., K]; convolutions on dim 0."""
     plain = [piece.to_layout("plain") for piece in pieces]
     block = plain[0].scheme.weight.block[0]
     apart = block == 0 or any(piece.matrix.n % block for piece in plain[:-1])

@@ -19,8 +19,8 @@ def by_rows(q: QTensor) -> QTensor:
     q = compilable(q).to_layout("plain")
     n, fmt = q.matrix.n, q.scheme.weight
     each = torch.arange(n, device=q.qdata.device) // q.matrix.block_n
-    zero = None if q.zero is None else q.zero[each]
-    parts = q.parts._replace(scale=as_bytes(q.scale)[each].view(q.scale.dtype), zero=zero)
+    zero = None if q.zero is None else q.zero[..., each, :]
+    parts = q.parts._replace(scale=as_bytes(q.scale)[..., each, :].view(q.scale.dtype), zero=zero)
     return _in_format(q, parts, block=(1, fmt.block[1]))
 
 

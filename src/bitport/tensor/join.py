@@ -17,7 +17,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics.packing import as_bytes
 from bitport.tensor.aten import INSTEAD, alias, checked_dim, implements, new_float, same_bits
-from bitport.tensor.borders import cut_along, matrix_like, plain_shapes, unit
+from bitport.tensor.borders import check_order, cut_along, matrix_like, plain_shapes, unit
 from bitport.tensor.qtensor import PARTS, QTensor
 
 aten = torch.ops.aten
@@ -35,11 +35,11 @@ def join(pieces: Sequence[Tensor], dim: int) -> QTensor:
         raise ArgumentError("a quantized tensor is joined with quantized ones only: dequantize() them, or quantize all")
     first = plain[0]
     dim = checked_dim(first, dim)
+    if len(plain) > 1:
+        check_order(first, dim)
     step, cut = unit(first, dim), cut_along(first, dim)
     for piece in plain:
-        rest = [[*each.shape[:dim], *each.shape[dim + 1 :]] for each in (piece, first)]
-        same = [(each.scheme, each.transposed, each.dtype, each.__tensor_flatten__()[0]) for each in (piece, first)]
-        if rest[0] != rest[1] or same[0] != same[1]:
+        if _all_but(dim, piece) != _all_but(dim, first):
             raise ArgumentError(f"{piece!r} cannot be joined with {first!r} along dim {dim}: they are not alike")
     if any(piece.shape[dim] % step for piece in plain[:-1]):
         sizes = [piece.shape[dim] for piece in plain]
@@ -62,6 +62,12 @@ def join(pieces: Sequence[Tensor], dim: int) -> QTensor:
     shape[dim] = sum(piece.shape[dim] for piece in plain)
     parts = {name: joined(name) for name in PARTS}
     return first.with_parts(parts, shape=tuple(shape), matrix=matrix_like(first, shape))
+
+
+def _all_but(dim: int, q: QTensor) -> tuple[Any, ...]:
+    """What must agree in pieces that are joined along ``dim``."""
+    kind = (q.scheme, q.transposed, q.repeated, q.batched, q.dtype)
+    return [*q.shape[:dim], *q.shape[dim + 1 :]], kind, q.__tensor_flatten__()[0]
 
 
 @implements(aten.constant_pad_nd.default)
@@ -90,6 +96,8 @@ def zeros_like_piece(q: QTensor, dim: int, size: int) -> QTensor:
     """A tensor like ``q`` but of ``size`` along ``dim``, in the plain layout, to receive a piece: parts that are cut
     are zero, shared parts are copied."""
     shape = [*q.shape]
+    if size != shape[dim]:
+        check_order(q, dim)
     shape[dim] = size
     plain, cut, shapes = q.to_layout("plain"), cut_along(q, dim), plain_shapes(q, shape)
 

@@ -68,6 +68,8 @@ class QTensor(Tensor):
     bits_layout: str
     matrix: Matrix
     transposed: bool
+    repeated: bool
+    """Whether leading dimensions are an expand() of a single matrix, without copies."""
     is_rows: bool
     """Whether this is a matrix [N, K], as F.linear requires. Cached: the shape takes as long as finding a kernel."""
     piece_of_packed: bool = False
@@ -92,6 +94,7 @@ class QTensor(Tensor):
         matrix: Matrix,
         bits_layout: str = "plain",
         transposed: bool = False,
+        repeated: bool = False,
         perm: Tensor | None = None,
         pre_scale: Tensor | None = None,
         act_scale: Tensor | None = None,
@@ -99,7 +102,7 @@ class QTensor(Tensor):
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=parts.data.device, requires_grad=False)
         self.__dict__.update(zip(PARTS, (*parts, perm, pre_scale, act_scale), strict=True))
         self.__dict__.update(scheme=scheme, bits_layout=bits_layout, matrix=matrix, transposed=transposed)
-        self.__dict__["is_rows"] = len(shape) == 2 and not transposed
+        self.__dict__.update(repeated=repeated and len(shape) > 2, is_rows=len(shape) == 2 and not transposed)
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -121,14 +124,6 @@ class QTensor(Tensor):
     def batched(self) -> bool:
         """Whether leading dimensions are a batch of matrices (experts)."""
         return self.qdata.dim() > layouts.layout(self.bits_layout).data_ndim
-
-    @property
-    def repeated(self) -> bool:
-        """Whether leading dimensions are an expand() of a single matrix, without copies."""
-        with torch._C.DisableTorchFunctionSubclass():
-            shape = tuple(self.shape)
-        matrix = self.matrix[1:3][::-1] if self.transposed else self.matrix[1:3]
-        return len(shape) > 2 and not self.batched and shape[-2:] == matrix
 
     def plain(self) -> Quantized:
         """The parts in the canonical layout."""
@@ -162,7 +157,7 @@ class QTensor(Tensor):
         """This tensor with other parts or metadata; the rest is shared."""
         with torch._C.DisableTorchFunctionSubclass():
             fields = {"shape": tuple(self.shape), "dtype": self.dtype}
-        for name in ("matrix", "bits_layout", "transposed", *EXTRA):
+        for name in ("matrix", "bits_layout", "transposed", "repeated", *EXTRA):
             fields[name] = getattr(self, name)
         scheme = changes.pop("scheme", self.scheme)
         made = QTensor(self.parts if parts is None else parts, scheme, **{**fields, **changes})
@@ -195,11 +190,11 @@ class QTensor(Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         names = [name for name in PARTS if getattr(self, name) is not None]
         with torch._C.DisableTorchFunctionSubclass():
-            return names, (self.scheme, self.bits_layout, self.matrix, self.transposed, self.dtype)
+            return names, (self.scheme, self.bits_layout, self.matrix, self.transposed, self.repeated, self.dtype)
 
     @classmethod
     def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> QTensor:
-        scheme, bits_layout, matrix, transposed, dtype = context
+        scheme, bits_layout, matrix, transposed, repeated, dtype = context
         parts = Quantized(inner["qdata"], inner["scale"], inner.get("zero"), inner.get("scale2"))
         extra = {name: inner.get(name) for name in EXTRA}
         return cls(
@@ -210,6 +205,7 @@ class QTensor(Tensor):
             matrix=matrix,
             bits_layout=bits_layout,
             transposed=transposed,
+            repeated=repeated,
             **extra,
         )
 
@@ -276,7 +272,7 @@ class QTensor(Tensor):
 def _reduced(q: QTensor, parameter: bool) -> tuple[Any, ...]:
     if q.repeated:
         raise ArgumentError(f"{q!r} is an expanded view of a quantized tensor: save the tensor itself")
-    names, (scheme, bits_layout, _, transposed, dtype) = q.__tensor_flatten__()
+    names, (scheme, bits_layout, _, transposed, _, dtype) = q.__tensor_flatten__()
     with torch._C.DisableTorchFunctionSubclass():
         shape = tuple(q.shape)
     tensors = {name: _as_bytes(getattr(q, name)) for name in names}
@@ -313,7 +309,17 @@ def _set_data(self: Tensor, value: Tensor) -> None:
         )
     with torch._C.DisableTorchFunctionSubclass():
         SET_DATA(self, value)
-    for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed", "is_rows", "piece_of_packed", "room"):
+    for name in (
+        *PARTS,
+        "scheme",
+        "bits_layout",
+        "matrix",
+        "transposed",
+        "repeated",
+        "is_rows",
+        "piece_of_packed",
+        "room",
+    ):
         setattr(self, name, getattr(value, name))
 
 
