@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import traceback
-import warnings
 from collections.abc import Callable, Mapping
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 import torch
@@ -16,8 +13,6 @@ from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
 from bitport.numerics import FLOATS, Format, Quantized, dequantize, quantize
-from bitport.numerics.format import SCALE_DTYPES
-from bitport.numerics.packing import from_bytes
 from bitport.schemes import KINDS, Scheme
 from bitport.schemes.presets import scheme_of
 from bitport.tensor.cache_key import source_key
@@ -250,7 +245,9 @@ class QTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle in the canonical layout, so that it can be read on any device."""
-        return _reduced(self.to_layout("plain"), isinstance(self, torch.nn.Parameter))
+        from bitport.tensor.pickling import reduced
+
+        return reduced(self.to_layout("plain"), isinstance(self, torch.nn.Parameter))
 
     def share_memory_(self) -> QTensor:
         self.map_parts(Tensor.share_memory_)
@@ -269,113 +266,10 @@ class QTensor(Tensor):
         return size + sum(p.nbytes for name in ("scale2", *EXTRA) if (p := getattr(self, name)) is not None)
 
 
-def _reduced(q: QTensor, parameter: bool) -> tuple[Any, ...]:
-    if q.repeated:
-        raise ArgumentError(f"{q!r} is an expanded view of a quantized tensor: save the tensor itself")
-    names, (scheme, bits_layout, _, transposed, _, dtype) = q.__tensor_flatten__()
-    with torch._C.DisableTorchFunctionSubclass():
-        shape = tuple(q.shape)
-    tensors = {name: _as_bytes(getattr(q, name)) for name in names}
-    return rebuild, (tensors, scheme.to_json(), bits_layout, shape, dtype, transposed, parameter)
-
-
-def _reduced_as_it_lies(q: QTensor) -> tuple[Any, ...]:
-    """For another process of this machine, which maps the parts later: a converted copy would be freed by then."""
-    return _reduced(q, isinstance(q, torch.nn.Parameter))
-
-
-def _as_bytes(part: Tensor) -> Tensor:
-    """8-bit floats viewed as uint8, as pickle fails on them; :func:`rebuild` restores their dtype from the scheme."""
-    return part.view(torch.uint8) if part.is_floating_point() and part.dtype.itemsize == 1 else part
-
-
-def _is_unread(part: Tensor) -> bool:
-    """Whether torch.load has yet to read this storage. Its mark stays afterwards, hence the look at the stack."""
-    marked = getattr(part.untyped_storage(), "_torch_load_uninitialized", False)
-    return marked and any(frame.f_code.co_name == "_legacy_load" for frame, _ in traceback.walk_stack(None))
-
-
 def unsupported(func: Any) -> NoReturn:
     raise NotImplementedError(
         f"{func} is not defined on a QTensor, which stands for a weight in linear, embedding, conv and matmul{INSTEAD}"
     )
-
-
-def _set_data(self: Tensor, value: Tensor) -> None:
-    """``param.data = q``, including the parts, which torch's own setter does not replace."""
-    if not (isinstance(self, QTensor) and isinstance(value, QTensor)):
-        raise ArgumentError(
-            "the .data of a quantized tensor can only be another one; assign a new nn.Parameter instead"
-        )
-    with torch._C.DisableTorchFunctionSubclass():
-        SET_DATA(self, value)
-    for name in (
-        *PARTS,
-        "scheme",
-        "bits_layout",
-        "matrix",
-        "transposed",
-        "repeated",
-        "is_rows",
-        "piece_of_packed",
-        "room",
-    ):
-        setattr(self, name, getattr(value, name))
-
-
-def _storage(q: QTensor) -> NoReturn:
-    """Called by safetensors, and so by save_pretrained of transformers and diffusers."""
-    raise ArgumentError(
-        "a quantized tensor lies in several storages, its parts; to write a model use bitport.save(model, directory), "
-        "or save_model of bitport.integrations.huggingface for one of transformers or diffusers; save_state of "
-        "accelerate takes it with safe_serialization=False"
-    )
-
-
-def _outside(q: QTensor, *args: Any, **kwargs: Any) -> NoReturn:
-    raise ArgumentError(
-        "a quantized tensor has no memory that other libraries can read: give them its dequantize(). In accelerate, "
-        "cpu_offload takes it and disk_offload does not"
-    )
-
-
-def _apply(q: QTensor, callable: Callable[..., Any]) -> NoReturn:
-    unsupported("Tensor.apply_")
-
-
-def _norm(q: QTensor, *args: Any) -> NoReturn:
-    """Called by weight_norm, which takes NotImplementedError to mean a parametrization without an inverse."""
-    raise ArgumentError(
-        "weight_norm cannot take a quantized weight apart: bitport.dequantize_(model) first, and quantize_ it again "
-        "after torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
-    )
-
-
-def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
-    """Keep requires_grad False: functions recorded by torch itself would compute a float gradient of the weight."""
-    if requires_grad and isinstance(q, torch.nn.Parameter):  # no warning for nn.Parameter(q), which always asks
-        warnings.warn(
-            "a quantized weight is a constant, which gets no gradient: its requires_grad stays False; "
-            "bitport.train.prepare_(model, scheme) makes weights that are trained",
-            stacklevel=3,
-        )
-    return q
-
-
-def _element_size(q: QTensor) -> float:
-    """Bytes per element including its share of the scales, such as 0.5625; nbytes is this times numel."""
-    return q.nbytes / q.numel() if q.numel() else 0.0
-
-
-SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-FUNCTIONS[SET_DATA] = _set_data
-FUNCTIONS[Tensor.storage] = _storage
-FUNCTIONS[Tensor.requires_grad_] = FUNCTIONS[Tensor.requires_grad.__set__] = _requires_grad  # type: ignore[attr-defined]
-FUNCTIONS.update(dict.fromkeys((Tensor.__dlpack__, Tensor.numpy, Tensor.__array__, Tensor.tolist), _outside))
-FUNCTIONS[Tensor.element_size] = _element_size
-FUNCTIONS[Tensor.data_ptr] = lambda q: q.qdata.data_ptr()  # accelerate finds tied weights by it; torch's is 0
-FUNCTIONS[torch.norm_except_dim] = _norm
-FUNCTIONS[Tensor.apply_] = _apply  # torch's own would read memory that a QTensor does not have
 
 
 def from_parts(
@@ -464,43 +358,9 @@ def rows_of(value: Tensor, kind: str, transposed: bool) -> Tensor:
     return value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
 
 
-def rebuild(
-    tensors: dict[str, Tensor],
-    scheme: str,
-    bits_layout: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    transposed: bool,
-    parameter: bool,
-) -> QTensor:
-    """Unpickle what ``QTensor.__reduce_ex__`` wrote; the only function of bitport that torch.load may call."""
-    if missing := {"qdata", "scale"} - set(tensors):
-        raise ArgumentError(f"a saved quantized tensor lacks {', '.join(sorted(missing))}")
-    if _is_unread(tensors["qdata"]):
-        raise ArgumentError(
-            "the old format of torch.save hands over a tensor before its numbers, so it can be neither checked nor "
-            "packed: write the file without _use_new_zipfile_serialization=False, or with bitport.save(model, "
-            "directory)"
-        )
-    described = Scheme.from_json(scheme)
-    data = tensors["qdata"]  # 8-bit floats only in the canonical layout
-    data = from_bytes(data, described.weight.number.storage) if bits_layout == "plain" else data
-    scale = from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])
-    parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))
-    extra = {name: tensors.get(name) for name in EXTRA}
-    result = from_parts(
-        parts,
-        described,
-        shape=shape,
-        dtype=dtype,
-        transposed=transposed,
-        bits_layout=bits_layout,
-        **extra,
-    )
-    if bits_layout == "plain" and not result.is_shared():
-        result = result.to_device_layout()
-    return torch.nn.Parameter(result, requires_grad=False) if parameter else result  # type: ignore[return-value]
+def rebuild(*described: Any) -> QTensor:
+    """Unpickle what ``QTensor.__reduce_ex__`` wrote; the only function of bitport that torch.load may call. Files refer
+    to it by this name."""
+    from bitport.tensor.pickling import rebuilt
 
-
-torch.serialization.add_safe_globals([rebuild])
-ForkingPickler.register(QTensor, _reduced_as_it_lies)
+    return rebuilt(*described)

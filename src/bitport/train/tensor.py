@@ -37,7 +37,8 @@ from bitport.errors import ArgumentError
 from bitport.schemes import Scheme
 from bitport.tensor.cache_key import source_key
 from bitport.tensor.dispatch import function_for, handled
-from bitport.tensor.qtensor import SET_DATA, QTensor, rows_of
+from bitport.tensor.methods import SET_DATA
+from bitport.tensor.qtensor import QTensor, rows_of
 from bitport.train.fixed import Fixed
 from bitport.train.gradients import Gradients
 

@@ -1,0 +1,85 @@
+"""Pickling of a QTensor: torch.save, torch.load and sending to another process."""
+
+from __future__ import annotations
+
+import traceback
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import Quantized
+from bitport.numerics.format import SCALE_DTYPES
+from bitport.numerics.packing import from_bytes
+from bitport.schemes import Scheme
+from bitport.tensor.qtensor import EXTRA, QTensor, from_parts, rebuild
+
+
+def reduced(q: QTensor, parameter: bool) -> tuple[Any, ...]:
+    if q.repeated:
+        raise ArgumentError(f"{q!r} is an expanded view of a quantized tensor: save the tensor itself")
+    names, (scheme, bits_layout, _, transposed, _, dtype) = q.__tensor_flatten__()
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = tuple(q.shape)
+    tensors = {name: _as_bytes(getattr(q, name)) for name in names}
+    return rebuild, (tensors, scheme.to_json(), bits_layout, shape, dtype, transposed, parameter)
+
+
+def _reduced_as_it_lies(q: QTensor) -> tuple[Any, ...]:
+    """For another process of this machine, which maps the parts later: a converted copy would be freed by then."""
+    return reduced(q, isinstance(q, torch.nn.Parameter))
+
+
+def _as_bytes(part: Tensor) -> Tensor:
+    """8-bit floats viewed as uint8, as pickle fails on them; :func:`rebuild` restores their dtype from the scheme."""
+    return part.view(torch.uint8) if part.is_floating_point() and part.dtype.itemsize == 1 else part
+
+
+def _is_unread(part: Tensor) -> bool:
+    """Whether torch.load has yet to read this storage. Its mark stays afterwards, hence the look at the stack."""
+    marked = getattr(part.untyped_storage(), "_torch_load_uninitialized", False)
+    return marked and any(frame.f_code.co_name == "_legacy_load" for frame, _ in traceback.walk_stack(None))
+
+
+def rebuilt(
+    tensors: dict[str, Tensor],
+    scheme: str,
+    bits_layout: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    transposed: bool,
+    parameter: bool,
+) -> QTensor:
+    """The QTensor that :func:`reduced` described, after checking it."""
+    if missing := {"qdata", "scale"} - set(tensors):
+        raise ArgumentError(f"a saved quantized tensor lacks {', '.join(sorted(missing))}")
+    if _is_unread(tensors["qdata"]):
+        raise ArgumentError(
+            "the old format of torch.save hands over a tensor before its numbers, so it can be neither checked nor "
+            "packed: write the file without _use_new_zipfile_serialization=False, or with bitport.save(model, "
+            "directory)"
+        )
+    described = Scheme.from_json(scheme)
+    data = tensors["qdata"]  # 8-bit floats only in the canonical layout
+    data = from_bytes(data, described.weight.number.storage) if bits_layout == "plain" else data
+    scale = from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])
+    parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))
+    extra = {name: tensors.get(name) for name in EXTRA}
+    result = from_parts(
+        parts,
+        described,
+        shape=shape,
+        dtype=dtype,
+        transposed=transposed,
+        bits_layout=bits_layout,
+        **extra,
+    )
+    if bits_layout == "plain" and not result.is_shared():
+        result = result.to_device_layout()
+    return torch.nn.Parameter(result, requires_grad=False) if parameter else result  # type: ignore[return-value]
+
+
+torch.serialization.add_safe_globals([rebuild])
+ForkingPickler.register(QTensor, _reduced_as_it_lies)
