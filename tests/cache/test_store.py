@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.cache import KeyValueStore, cache_format
+from bitport.cache import store as store_module
 from bitport.cache.rows import Rows
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, quantize_dequantize, sqnr
@@ -116,7 +119,65 @@ def test_a_crop_makes_floats_of_what_it_cuts_alone(monkeypatch: pytest.MonkeyPat
     whole = Weight.dense
     monkeypatch.setattr(Weight, "dense", lambda weight, dtype: (made.append(weight.n), whole(weight, dtype))[1])
     store.crop(TOKENS - 7)
-    assert made == [8, 8]
+    store.crop(20)
+    assert made == [8] * 4
+
+
+def runs_out_of_memory_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """The ``call``-th call of ``owner.name`` from now on raises what torch raises if memory runs out."""
+    function, calls = getattr(owner, name), itertools.count()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == call:
+            raise torch.OutOfMemoryError("out of memory")
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+STEPS = {
+    "append": lambda store: store.append(tokens(100, seed=2), tokens(100, width=48, seed=3)),
+    "crop": lambda store: store.crop(23),
+    "select": lambda store: store.select(torch.tensor([1, 0])),
+}
+FAILING: list[tuple[str, Any, str, int]] = [
+    *(("append", store_module, "_parts", at) for at in (0, 1)),
+    *(("append", Rows, "reserve", at) for at in range(8)),
+    *(("crop", Weight, "dense", at) for at in (0, 1)),
+    *(("crop", Rows, "reserve", at) for at in (0, 1)),
+    *(("select", Rows, "changed", at) for at in range(8)),
+]
+
+
+@pytest.mark.parametrize(("step", "owner", "function", "at"), FAILING)
+def test_a_step_that_runs_out_of_memory_can_be_repeated(
+    step: str, owner: Any, function: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves the store as it was, so that the same step then gives what it would have given at once."""
+    name = "int2-b8x1:int2-g16+first4+last5"
+    store, wanted = filled(name, TOKENS), filled(name, TOKENS)
+    before = held(wanted)
+    with monkeypatch.context() as patched:
+        runs_out_of_memory_at(patched, owner, function, at)
+        with pytest.raises(torch.OutOfMemoryError):
+            STEPS[step](store)
+    assert len(store) == TOKENS
+    for one, other in zip(held(store), before, strict=True):
+        assert torch.equal(one, other)
+    STEPS[step](store)
+    STEPS[step](wanted)
+    for one, other in zip(held(store), held(wanted), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_first_append_that_fails_leaves_the_store_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = KeyValueStore("int8")
+    with monkeypatch.context() as patched:
+        runs_out_of_memory_at(patched, Rows, "append", 0)
+        with pytest.raises(torch.OutOfMemoryError):
+            store.append(tokens(), tokens())
+    store.append(tokens(width=32), tokens(width=32))
+    assert len(store) == TOKENS
 
 
 def test_tokens_that_follow_a_crop_are_quantized_as_ever() -> None:

@@ -254,7 +254,21 @@ def test_nothing_is_written_into_keys_of_the_cache() -> None:
     keys, _ = layer.update(torch.randn(1, 2, 3, 16), torch.randn(1, 2, 3, 16))
     with pytest.raises(ArgumentError, match=r"add_.* would write into keys or values of a quantized cache: .* clone"):
         keys.add_(1)
-    assert torch.equal(torch.zeros(keys.shape).copy_(keys), layer.store.dense_keys())
+    dense = layer.store.dense_keys()
+    for write in (lambda: torch.mul(dense, 2, out=keys), lambda: torch._foreach_add_([dense, keys], 1)):
+        with pytest.raises(ArgumentError, match="would write into keys or values of a quantized cache"):
+            write()
+    assert torch.equal(torch.zeros(keys.shape).copy_(keys), dense)
+
+
+def test_keys_of_the_cache_can_be_read_by_ops_that_write_elsewhere() -> None:
+    layer = KVCache.of(model_of(), "int8").layers[0]
+    keys, _ = layer.update(torch.randn(1, 2, 3, 16), torch.randn(1, 2, 3, 16))
+    twice, sums = torch.empty(1, 2, 3, 16), torch.ones(1, 2, 3, 16)
+    assert torch.mul(keys, 2, out=twice) is twice
+    assert torch.equal(twice, layer.store.dense_keys() * 2)
+    torch._foreach_add_([sums], [keys])
+    assert torch.equal(sums, layer.store.dense_keys() + 1)
 
 
 def test_keys_and_values_can_be_read_as_floats() -> None:

@@ -41,13 +41,18 @@ class Rows:
         return self.buffer.nbytes
 
     @torch.inference_mode(False)
-    def append(self, rows: Tensor) -> None:
-        count = self.count + rows.shape[2]
+    def reserve(self, count: int) -> None:
+        """Allocate what ``count`` rows need, so that appending up to them cannot run out of memory."""
         if count > self.buffer.shape[2]:
             room = count + max(count // SPARE, self.least)
             grown = self.buffer.new_empty(*self.buffer.shape[:2], room, self.buffer.shape[3])
             grown[:, :, : self.count] = self.held
             self.buffer = grown
+
+    @torch.inference_mode(False)
+    def append(self, rows: Tensor) -> None:
+        count = self.count + rows.shape[2]
+        self.reserve(count)
         self.buffer[:, :, self.count : count] = rows
         self.count = count
 
@@ -55,7 +60,7 @@ class Rows:
         self.count = count
 
     @torch.inference_mode(False)
-    def change(self, what: Callable[[Tensor], Tensor]) -> None:
-        """Replace the rows by ``what`` of them (8-bit floats as bytes): another order or number of sequences, or a
-        device."""
-        self.buffer = what(as_bytes(self.held)).view(self.buffer.dtype).contiguous()
+    def changed(self, what: Callable[[Tensor], Tensor]) -> Tensor:
+        """``what`` of the rows (8-bit floats as bytes), to be the next ``buffer``: another order or number of
+        sequences, or a device."""
+        return what(as_bytes(self.held)).view(self.buffer.dtype).contiguous()

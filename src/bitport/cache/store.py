@@ -57,15 +57,27 @@ class _Side:
         self.zero = None if zero is None else Rows(zero, fmt.block[0])
 
     def append(self, parts: Parts) -> None:
+        for rows, part in self._with(parts):
+            rows.append(part)
+
+    def reserve(self, parts: Parts | None, floats: int) -> None:
+        """Allocate what ``parts`` and ``floats`` tokens in float need."""
+        for rows, part in self._with(parts) if parts is not None else ():
+            rows.reserve(rows.count + part.shape[2])
+        self.dense.reserve(floats)
+
+    def _with(self, parts: Parts) -> Iterator[tuple[Rows, Tensor]]:
         for rows, part in zip((self.data, self.scale, self.zero), parts, strict=True):
             if rows is not None and part is not None:
-                rows.append(part)
+                yield rows, part
 
-    def quantized(self, first: int = 0) -> Weight:
-        """Return the quantized tokens from ``first``, the start of a block, as a weight of views into the store."""
-        blocks = first // self.fmt.block[0]
-        data, scale = self.data.held[:, :, first:], self.scale.held[:, :, blocks:]
-        zero = None if self.zero is None else self.zero.held[:, :, blocks:]
+    def quantized(self, first: int = 0, end: int | None = None) -> Weight:
+        """Return the quantized tokens from ``first`` to ``end``, borders of blocks, as a weight of views into the
+        store."""
+        tokens = slice(first, end)
+        blocks = slice(first // self.fmt.block[0], None if end is None else end // self.fmt.block[0])
+        data, scale = self.data.held[:, :, tokens], self.scale.held[:, :, blocks]
+        zero = None if self.zero is None else self.zero.held[:, :, blocks]
         block = self.fmt.block_shape(data.shape[2], self.width)
         return Weight(data, scale, zero, None, self.fmt.dtype, data.shape[2], self.width, *block, "plain")
 
@@ -79,6 +91,15 @@ class _Side:
 
     def all(self) -> Iterator[Rows]:
         yield from (rows for rows in (self.dense, self.data, self.scale, self.zero) if rows is not None)
+
+
+def _parts_of_both(sides: tuple[_Side, _Side], keys: Tensor, values: Tensor) -> tuple[Parts, Parts]:
+    """Quantize both, in one call if format and shape are the same: for a single token the call overhead dominates."""
+    fmt = sides[0].fmt
+    if fmt != sides[1].fmt or keys.shape != values.shape:
+        return _parts(keys, fmt), _parts(values, sides[1].fmt)
+    halves = [(None, None) if part is None else part.chunk(2) for part in _parts(torch.cat([keys, values]), fmt)]
+    return tuple(zip(*halves, strict=True))  # type: ignore[return-value]
 
 
 class KeyValueStore:
@@ -110,41 +131,29 @@ class KeyValueStore:
             yield from side.all()
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Append the next tokens of each sequence: [batch, heads, tokens, width] in one float dtype."""
+        """Append the next tokens of each sequence: [batch, heads, tokens, width] in one float dtype. If it fails, as
+        for lack of memory, the store is as it was."""
         self._check(keys, values)
-        if self._sides is None:
-            self._sides = _Side(self.format.keys, keys), _Side(self.format.values, values)
-        quantized = self._sides[0].data.count
-        move = max(self.format.quantized(len(self) + keys.shape[2]) - quantized, 0)
-        first = max(self.format.first - len(self), 0)
-        leaving = []
-        for side, new in zip(self._sides, (keys.detach(), values.detach()), strict=True):
-            if first:
-                side.dense.append(new[:, :, :first])
-                new = new[:, :, first:]
-            if move:
-                if kept := side.dense.count - self.format.first:
-                    new = torch.cat([side.dense.held[:, :, -kept:], new], 2)
-                    side.dense.crop(self.format.first)
-                leaving.append(new[:, :, :move])
-                new = new[:, :, move:]
-            if new.shape[2]:
-                side.dense.append(new)
-        if move:
-            self._quantize(*leaving)
-
-    def _quantize(self, keys: Tensor, values: Tensor) -> None:
-        """Quantize both, in one call if format and shape are the same: for a single token the call overhead
-        dominates."""
-        of_keys, of_values = self._filled()
-        if of_keys.fmt == of_values.fmt and keys.shape == values.shape:
-            both = _parts(torch.cat([keys, values]), of_keys.fmt)
-            halves = [(None, None) if part is None else part.chunk(2) for part in both]
-            for at, side in enumerate((of_keys, of_values)):
-                side.append(tuple(half[at] for half in halves))  # type: ignore[arg-type]
-        else:
-            of_keys.append(_parts(keys, of_keys.fmt))
-            of_values.append(_parts(values, of_values.fmt))
+        sides = self._sides or (_Side(self.format.keys, keys), _Side(self.format.values, values))
+        quantized, floats = sides[0].data.count, sides[0].dense.count
+        move = max(self.format.quantized(quantized + floats + keys.shape[2]) - quantized, 0)
+        stay = min(floats, self.format.first) if move else floats
+        start = max(self.format.first - quantized - floats, 0)
+        new = [
+            torch.cat([side.dense.held[:, :, stay:], each], 2) if stay < floats else each
+            for side, each in zip(sides, (keys.detach(), values.detach()), strict=True)
+        ]
+        parts = _parts_of_both(sides, *(each[:, :, start : start + move] for each in new)) if move else (None, None)
+        for side, part in zip(sides, parts, strict=True):
+            side.reserve(part, stay + new[0].shape[2] - move)
+        for side, part, each in zip(sides, parts, new, strict=True):
+            if part is not None:
+                side.append(part)
+            side.dense.crop(stay)
+            for piece in (each[:, :, :start], each[:, :, start + move :]):
+                if piece.shape[2]:
+                    side.dense.append(piece)
+        self._sides = sides
 
     def dense_keys(self) -> Tensor:
         """Return all keys [batch, heads, tokens, width], in the dtype they were appended in."""
@@ -180,12 +189,16 @@ class KeyValueStore:
             return
         kept = max(tokens - self.format.first, 0)
         whole = kept // self.format.block * self.format.block
+        first = min(self.format.first, tokens)
+        rests = []
+        for side in self._sides if whole < kept else ():
+            rests.append(side.quantized(whole, whole + self.format.block).dense(side.dense.buffer.dtype))
+            side.reserve(None, first + kept - whole)
         for side in self._sides:
-            rest = side.quantized(whole).dense(side.dense.buffer.dtype)[:, :, : kept - whole] if whole < kept else None
             side.crop(whole)
-            side.dense.crop(min(self.format.first, tokens))
-            if rest is not None:
-                side.dense.append(rest)
+            side.dense.crop(first)
+        for side, rest in zip(self._sides, rests, strict=False):
+            side.dense.append(rest[:, :, : kept - whole])
 
     def select(self, sequences: Tensor) -> None:
         """Keep the sequences with these indices, in this order; an index may be repeated."""
@@ -209,8 +222,9 @@ class KeyValueStore:
         self._sides = None
 
     def _change(self, what: Callable[[Tensor], Tensor]) -> None:
-        for rows in self._rows():
-            rows.change(what)
+        changed = [(rows, rows.changed(what)) for rows in self._rows()]  # first all, for one may fail
+        for rows, buffer in changed:
+            rows.buffer = buffer
 
     def _filled(self) -> tuple[_Side, _Side]:
         if self._sides is None:

@@ -14,12 +14,12 @@ cache in place. Any other implementation is given keys and values as floats, deq
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -34,6 +34,13 @@ __all__ = ["KVCache"]
 
 ATTENTION = "bitport"
 """The attention that reads the cache in place; with any other cache it is equivalent to "sdpa"."""
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that ``func`` writes to."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    writes = (argument for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write)
+    return [given.get(argument.name) for argument in writes]
 
 
 class InStore(Tensor):
@@ -57,9 +64,10 @@ class InStore(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func._schema.is_mutable and isinstance(args[0], InStore):
+        kwargs = kwargs or {}
+        if any(isinstance(each, InStore) for each in tree_leaves(_written(func, args, kwargs))):
             raise ArgumentError(f"{func} would write into keys or values of a quantized cache: give it their clone()")
-        args, kwargs = tree_map(lambda each: each.dense() if isinstance(each, InStore) else each, (args, kwargs or {}))
+        args, kwargs = tree_map(lambda each: each.dense() if isinstance(each, InStore) else each, (args, kwargs))
         return func(*args, **kwargs)
 
     def current(self) -> KeyValueStore:
