@@ -38,7 +38,7 @@ ATTENTION = "bitport"
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that ``func`` writes to."""
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    given = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **kwargs}
     writes = (argument for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write)
     return [given.get(argument.name) for argument in writes]
 
