@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import bitport as bp
 from bitport.errors import ArgumentError, RecipeError
 from bitport.tensor import QTensor
-from bitport.train import Gradients, TrainedTensor, convert_, prepare_, release_
+from bitport.train import Gradients, TrainedTensor, convert_, learn_scales_, prepare_, release_
 
 
 class Model(nn.Module):
@@ -274,6 +274,21 @@ def test_values_that_diverged_are_not_converted() -> None:
     with pytest.raises(ArgumentError, match=r"1.weight holds NaN or infinity"):
         convert_(model)
     assert isinstance(model[0].weight, TrainedTensor)
+
+
+def test_learned_scales_are_not_merged_if_a_weight_diverged() -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    bp.quantize_(model, {"0": "int8", "*": "skip"})
+    learn_scales_(model)
+    prepare_(model, {"1": "int8"})
+    with torch.no_grad():
+        model[1].weight.fill_(float("nan"))
+    with pytest.raises(ArgumentError, match=r"1.weight holds NaN or infinity"):
+        convert_(model)
+    assert hasattr(model[0], "parametrizations")
+    with torch.no_grad():
+        model[1].weight.fill_(1)
+    assert [layer.name for layer in convert_(model).layers] == ["0.weight", "1.weight"]
 
 
 def test_what_was_chosen_can_be_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitport.errors import ArgumentError
+from bitport.numerics import fake_quantize, sqnr
+from bitport.ops.samples import product_budget
 from bitport.schemes import preset
 from bitport.tensor import quantize_tensor
 from bitport.train import TrainedTensor
@@ -222,6 +225,53 @@ def test_products_other_than_linear_layers() -> None:
     assert torch.allclose(x[:, :64] @ param, x[:, :64] @ whole, atol=1e-4)
     assert torch.equal(F.embedding(torch.tensor([5, 1, 5]), param), whole[[5, 1, 5]])
     assert torch.equal(param[torch.tensor([5, 1])], whole[[5, 1]])
+
+
+ELSEWHERE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "addbmm": lambda x, w: torch.addbmm(x, x[None], w[None]),
+    "vecdot": lambda x, w: torch.linalg.vecdot(x, w),
+    "smm": lambda x, w: torch.smm(x.to_sparse(), w),
+    "sparse.addmm": lambda x, w: torch.sparse.addmm(x, x.to_sparse(), w),
+    "sampled": lambda x, w: torch.sparse.sampled_addmm(x.to_sparse_csr(), x, w),
+    "hspmm": lambda x, w: torch.hspmm(x.to_sparse(), w),
+    "linear.out": lambda x, w: torch.ops.aten.linear.out(x, w, out=torch.empty(64, 64)),
+    "mm.out": lambda x, w: torch.ops.aten.mm.out(x, w, out=torch.empty(64, 64)),
+    "mv": lambda x, w: torch.ops.aten.mv(w, x[0]),
+    "addmv_": lambda x, w: x[0].clone().addmv_(w, x[0]),
+    "addmm_": lambda x, w: torch.ops.aten.addmm_(x.clone(), x, w),
+    "einsum": lambda x, w: torch.ops.aten.einsum("ij,kj->ik", [x, w]),
+    "conv1d": lambda x, w: F.conv1d(x[..., None], w[:, :, None]),
+    "conv_tbc": lambda x, w: torch.conv_tbc(x[None], w[None], x[0]),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("product", ELSEWHERE)
+def test_products_without_a_rounded_form_are_refused(product: str, mode: Callable[[], Any]) -> None:
+    """They would multiply the float values, which are not those of the quantized model."""
+    with (
+        mode(),
+        pytest.raises(
+            ArgumentError, match=r"on a weight in training|not rounded alone, or another view|loses its rows"
+        ),
+    ):
+        ELSEWHERE[product](torch.randn(64, 64), trained(64, 64))
+
+
+def test_views_can_be_calculated_with() -> None:
+    param = trained(64, 64)
+    with torch.no_grad():
+        assert torch.equal((param[:, :, None] - 1).abs().amin(-1), (param.value - 1).abs())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+def test_a_product_of_two_weights_in_training(scheme: str) -> None:
+    """``w @ w`` ended in StopIteration. The second is the input of the first, so it is rounded as inputs are."""
+    param = trained(64, 64, scheme=scheme)
+    whole = quantize_tensor(param.value, scheme).dequantize().double()  # type: ignore[attr-defined]
+    right = whole.float() if not param.scheme.act else fake_quantize(whole.float().mT, param.scheme.act).mT  # type: ignore[attr-defined]
+    for got in (param @ param, param.detach() @ param):
+        assert float(sqnr(whole @ right.double(), got.detach())) >= product_budget(torch.float32, 64, got.numel())
 
 
 def test_tables_with_scales_over_rows() -> None:

@@ -114,12 +114,12 @@ def _permute(func: Any, w: TrainedTensor, dims: Sequence[int]) -> TrainedTensor:
 
 @implements(aten.unsqueeze.default)
 def _unsqueeze(func: Any, w: TrainedTensor, dim: int) -> Tensor:
-    """Turn a matrix into a batch of one."""
+    """Turn a matrix into a batch of one. Any other view can be calculated with under no_grad, but not multiplied."""
     if w.dim() == 2 and dim % 3 == 0 and not w.rounding.cut:
         return w.with_value(func(w.value, 0), _of_matrices(w, lambda part: func(part, 0)))
     if w.recorded:
         raise outside_of_products(func)
-    return func(value_of(w), dim)
+    return w.with_value(func(value_of(w), dim), cut=True)
 
 
 @implements(aten.expand.default)
@@ -249,9 +249,9 @@ def _product(func: Any, *args: Any, **kwargs: Any) -> Any:
             f"{func} does not round its gradients, as {w!r} asks for: use F.linear, F.grouped_mm or matmul with its "
             f"transpose, or prepare this weight without gradients="
         )
-    given: list[Any] = [*args]
     right, left = w.rounding.transposed and at > 0, not w.rounding.transposed and at == 0
-    dtype = next(arg.dtype for arg in args if isinstance(arg, Tensor) and arg is not w)
+    dtype = next((arg.dtype for arg in args if isinstance(arg, Tensor) and arg is not w), w.dtype)
+    given: list[Any] = [dense(arg, dtype) if isinstance(arg, TrainedTensor) else arg for arg in args]
     given[at] = dense(w, dtype, for_pre_scaled=right or left)
     if right:
         given[at - 1] = rounded_input(pre_scaled(given[at - 1], w), w.scheme.act, w.act_scale)

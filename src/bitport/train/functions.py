@@ -96,6 +96,10 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     return refuse
 
 
+def _refused_aten(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise outside_of_products(func)
+
+
 FUNCTIONS.update(
     {F.linear: linear, F.embedding_bag: embedding_bag, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm}
 )
@@ -110,7 +114,7 @@ FUNCTIONS.update(
     {
         function: _refused(function)
         for function in (
-            *(torch.einsum, torch.addmv, Tensor.addmv, F.bilinear),
+            *(torch.einsum, torch.addmv, Tensor.addmv, torch.linalg.vecdot, F.bilinear),
             *(Tensor.addmm_, Tensor.baddbmm_, torch._addmm_activation, torch.sparse.mm, torch.lstm),
             *(Tensor.apply_, Tensor.__dlpack__),  # torch's versions access storage that a TrainedTensor lacks
         )
@@ -124,3 +128,13 @@ ATEN.update(
         aten.matmul.default: lambda func, *args: _matmul(func.decompose)(*args),
     }
 )
+
+# every other form of a product, however it was called: out=, in place, with sparse or single vectors
+for _packet in (
+    *(aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.matmul, aten.linear, aten.linalg_vecdot, aten.conv_tbc),
+    *(aten.addmm, aten.baddbmm, aten.addbmm, aten.addmv, aten._addmm_activation),
+    *(aten.addmm_, aten.baddbmm_, aten.addbmm_, aten.addmv_),
+    *(aten._sparse_addmm, aten.sparse_sampled_addmm, aten.sspaddmm, aten.hspmm),
+):
+    for _overload in _packet.overloads():
+        ATEN.setdefault(getattr(_packet, _overload), _refused_aten)

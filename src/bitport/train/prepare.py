@@ -36,7 +36,7 @@ from bitport.tensor.parts import has_data
 from bitport.tensor.sharded import is_sharded
 from bitport.train.fixed import Fixed, fixed_of, inside_cells
 from bitport.train.gradients import Gradients, gradients_of
-from bitport.train.scales import LEARNED, settle_scales_
+from bitport.train.scales import LEARNED, learns_scales, settle_scales_
 from bitport.train.state import forget_, watch_state_
 from bitport.train.tensor import PARTS, Rounding, TrainedTensor
 
@@ -154,10 +154,10 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
     before = sum(param.nbytes for param in model.parameters())
     done: dict[int, tuple[nn.Parameter, LayerReport]] = {}
-    layers = settle_scales_(model)
-    prepared = [*_prepared(model, or_none=bool(layers))]
+    prepared = [*_prepared(model, or_none=learns_scales(model))]
     for target, param in prepared:
         check_finite(param.value, target)
+    layers = settle_scales_(model)
     for target, param in prepared:
         tied = id(param) in done
         if not tied:

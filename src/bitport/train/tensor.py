@@ -133,7 +133,9 @@ class TrainedTensor(Tensor):
     def rows(self) -> Tensor:
         """``value`` as the matrix [.., N, K] that is rounded."""
         if self.rounding.cut:
-            raise ArgumentError(f"{self!r} is a shard, which is not rounded alone: gather the whole weight")
+            raise ArgumentError(
+                f"{self!r} is a shard, which is not rounded alone, or another view: use the whole weight"
+            )
         rows = rows_of(self.value, self.rounding.kind, self.rounding.transposed)
         return rows if self.pre_scale is None else rows / self.pre_scale
 
