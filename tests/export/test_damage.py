@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from bitport.errors import ExportError
 from bitport.export import Program, load
-from bitport.export.archive import ArchiveReader
+from bitport.export.archive import ArchiveReader, ArchiveWriter
 from bitport.export.load import MANIFEST, compare
 from bitport.export.package import CONSTANTS, WEIGHTS
 
@@ -147,3 +148,33 @@ def test_an_example_that_lacks_something(gone: str, program: Program) -> None:
     del example[gone]
     with pytest.raises(ExportError, match=gone):
         compare("half", program.methods["half"], example, {"output.0": 1.0})
+
+
+def patched(data: bytes, signature: bytes, at: int, value: bytes) -> bytes:
+    """Overwrite a field of all headers with this signature."""
+    starts = [found.start() for found in re.finditer(re.escape(signature), data)]
+    changed = bytearray(data)
+    for start in starts:
+        changed[start + at : start + at + len(value)] = value
+    return bytes(changed)
+
+
+LOCAL, CENTRAL = b"PK\3\4", b"PK\1\2"
+HEADERS: dict[str, tuple[tuple[bytes, int, bytes], ...]] = {
+    "encrypted": ((LOCAL, 6, b"\1"), (CENTRAL, 8, b"\1")),
+    "a later version": ((CENTRAL, 6, b"\x63"),),
+    "longer than the file": ((CENTRAL, 20, b"\xff\xff\xff\x00"), (CENTRAL, 24, b"\xff\xff\xff\x00")),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers_that_zipfile_does_not_read(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt2"
+    with ArchiveWriter(path, "model") as archive:
+        archive.add(MANIFEST, b"{}")
+    data = path.read_bytes()
+    for signature, at, value in HEADERS[case]:
+        data = patched(data, signature, at, value)
+    path.write_bytes(data)
+    with pytest.raises(ExportError, match=r"is no whole package of bitport: BadZipFile"):
+        load(path)

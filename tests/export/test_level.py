@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import threading
 import zipfile
 from pathlib import Path
 
@@ -37,6 +38,27 @@ def test_the_compiler_is_told_of_no_other_instructions(level: str) -> None:
         flags = picked.build_arch_flags().split()
     assert picked.bit_width() == LEVELS[level]
     assert macros(f"-march={level}", *flags) == macros(f"-march={level}")
+    assert cpu_vec_isa.valid_vec_isa_list is before
+
+
+def test_levels_of_two_threads_follow_each_other() -> None:
+    """Two that overlapped left torch with the first one's instructions for the rest of the process."""
+    before, entered, go_on = cpu_vec_isa.valid_vec_isa_list, threading.Event(), threading.Event()
+
+    def other() -> None:
+        entered.set()
+        with nothing_beyond("x86-64-v3"):
+            go_on.wait(60)
+
+    with nothing_beyond("x86-64-v4"):
+        first = cpu_vec_isa.valid_vec_isa_list
+        thread = threading.Thread(target=other)
+        thread.start()
+        entered.wait(60)
+        thread.join(0.1)
+        assert cpu_vec_isa.valid_vec_isa_list is first
+    go_on.set()
+    thread.join(60)
     assert cpu_vec_isa.valid_vec_isa_list is before
 
 

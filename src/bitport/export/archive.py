@@ -5,9 +5,10 @@ Entries to be mapped start at a multiple of ALIGNMENT in the file, by padding th
 
 from __future__ import annotations
 
+import contextlib
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -54,11 +55,13 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Entries by name below the root folder; damaged archives raise zipfile.BadZipFile or KeyError."""
+    """Entries by name below the root folder; damaged archives raise zipfile.BadZipFile, OSError, ValueError or
+    KeyError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.zip = zipfile.ZipFile(path)
+        with _damaged(str(path)):
+            self.zip = zipfile.ZipFile(path)
         names = self.zip.namelist()
         self.root = names[0].split("/")[0] if names else ""
 
@@ -73,7 +76,8 @@ class ArchiveReader:
         entry = self.zip.getinfo(f"{self.root}/{name}")
         if entry.compress_type != zipfile.ZIP_STORED:
             raise zipfile.BadZipFile(f"{name} is compressed, which entries of a package are not")
-        return self.zip.read(entry)
+        with _damaged(name):
+            return self.zip.read(entry)
 
     def place(self, name: str) -> tuple[int, int]:
         """(start, size) of a stored entry in the file."""
@@ -85,6 +89,15 @@ class ArchiveReader:
             raise zipfile.BadZipFile(f"{name} is not stored where the directory says")
         lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
         return entry.header_offset + HEADER + lengths, entry.file_size
+
+
+@contextlib.contextmanager
+def _damaged(what: str) -> Iterator[None]:
+    """zipfile raises these for entries that end early, are encrypted, or need a later version of the format."""
+    try:
+        yield
+    except (EOFError, RuntimeError) as error:
+        raise zipfile.BadZipFile(f"{what}: {error or 'it ends before its entries do'}") from error
 
 
 def as_bytes(write: Callable[[IO[bytes]], object]) -> bytes:

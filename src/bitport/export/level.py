@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
+import threading
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -17,6 +17,8 @@ LEVELS = {"x86-64-v4": 512, "x86-64-v3": 256}
 """Level -> vector width in bits."""
 RUN_BY = {"x86-64-v4": ("AVX512",), "x86-64-v3": ("AVX512", "AVX2"), "": ()}
 """The CPU capabilities, as reported by torch, that can run a level; "" is for machines other than x86."""
+_ONE_AT_A_TIME = threading.RLock()
+"""Held by a thread while it compiles for a level: what torch finds out about the machine is one for all threads."""
 
 
 def best_level() -> str:
@@ -53,8 +55,13 @@ def nothing_beyond(level: str) -> Iterator[None]:
         return
     from torch._inductor import cpu_vec_isa
 
-    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[_instructions(level)]):
-        yield
+    with _ONE_AT_A_TIME:
+        known = cpu_vec_isa.valid_vec_isa_list
+        cpu_vec_isa.valid_vec_isa_list = lambda: [_instructions(level)]  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            cpu_vec_isa.valid_vec_isa_list = known
 
 
 @functools.cache
