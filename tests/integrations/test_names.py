@@ -19,7 +19,7 @@ from bitport.checkpoint import quantize_files, read_manifest
 from bitport.cli.main import main
 from bitport.errors import CheckpointError
 from bitport.integrations.huggingface import load_model
-from bitport.integrations.names import arrangement
+from bitport.integrations.names import _natural, arrangement
 from bitport.interop import convert
 from bitport.numerics import sqnr
 from bitport.tensor import QTensor, quantize_tensor
@@ -120,6 +120,12 @@ def test_experts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for at in range(12):
         one = stored[f"model.layers.1.block_sparse_moe.experts.{at}.w2.weight"]
         assert torch.equal(down[at].dequantize(), quantize_tensor(one, "int8").dequantize())
+
+
+def test_any_name_can_be_sorted() -> None:
+    """What int() does not read is a name: other digits, and more of them than it takes."""
+    names = ["layers.10.w", "layers.\N{SUPERSCRIPT TWO}.w", f"layers.{'1' * 5000}.w", "layers.9.w"]
+    assert sorted(names, key=_natural)[:2] == ["layers.9.w", "layers.10.w"]
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])

@@ -95,6 +95,7 @@ def test_layers_with_settings_of_their_own(name: str) -> None:
         {"extra_config": {"m": {"bits": 4, "data_type": "fp"}}},
         {"extra_config": {"m": {"bits": 4, "act_bits": 8}}},
         {"extra_config": {"m(": {"bits": 4}}},
+        {"extra_config": {"m{99999999999999999999}": {"bits": 4}}},
         {"extra_config": {"m": {"bits": 8}}, "packing_format": "auto_round:auto_awq"},
     ],
     ids=str,

@@ -146,6 +146,7 @@ def test_experts_of_transformers(theirs: Any) -> None:
         {"activation_scale_ub": float("nan")},
         {"activation_scale_ub": float("inf")},
         {"activation_scale_ub": True},
+        {"activation_scale_ub": 10**400},
         {"weight_block_size": [128, 128]},
     ],
     ids=str,

@@ -88,6 +88,7 @@ def test_granite_without_its_scales() -> None:
         ("gpt-oss 20b", {"attention_bias": False}, r"attention_bias = False \(it would be True\)"),
         ("Mixtral 8x7B", {"num_local_experts": None}, "expert_count"),
         ("Qwen 1.5 MoE", {"norm_topk_prob": True}, r"norm_topk_prob = True \(it would be False\)"),
+        ("Phi 3 mini 128k", {"rope_theta": 10**400}, "where a number must stand"),
         ("SmolLM 3 3B", {"no_rope_layers": [1] * 36}, "no_rope_layers"),
         ("SmolLM 3 3B", {"no_rope_layers": None, "no_rope_layer_interval": 5}, "no_rope_layers"),
         ("Granite 3.3 2B", {"logits_scaling": 0.0}, "logit_scale is 0.0"),

@@ -234,6 +234,8 @@ def test_other_refusals() -> None:
         {"rotation": "hadamard"},
         {"dynamic": []},
         {"dynamic": {"+:(": {}}},
+        {"dynamic": {"a{99999999999999999999}": {}}},
+        pytest.param({"dynamic": {"(" * 5000 + ")" * 5000: {}}}, id="5000 parentheses"),
         {"dynamic": {"+:m": 3}},
         {"dynamic": {"+:m": {"bits": 7}}},
     ],

@@ -139,4 +139,5 @@ def _renaming(model: Any, own: dict[str, Any]) -> Callable[[str, Entry], tuple[s
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Sort key that orders numbers by value: expert 10 after expert 9."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+    parts = name.split(".")
+    return [(0, int(part), "") if part.isdecimal() and len(part) < 19 else (1, 0, part) for part in parts]

@@ -116,27 +116,20 @@ class Writer(codec.Writer):
 
     name = "awq"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.scheme: Scheme | None = None
-
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
-        self.scheme = self.scheme or q.scheme
         if wrong := codec.no_linear(q, "AWQ quantizes"):
             return wrong
         if fmt.dtype != "int4" or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
             return "AWQ holds integers of 4 bits in groups, inputs as they are"
         if fmt.scale in FLOAT8_SCALES:
             return f"AWQ has scales in float16, not {fmt.scale}"
-        if q.scheme != self.scheme:
-            return f"AWQ has one scheme for all weights, here {self.scheme} and {q.scheme}"
         if extra := codec.no_place(q, "AWQ"):
             return extra
         n, k = q.shape
         if n % PER_WORD or k % (fmt.block[1] or k):
             return f"AWQ takes a multiple of {PER_WORD} rows and whole groups of columns, not {n}x{k} of {q.scheme}"
-        return None
+        return self.refuses_another_scheme(q, "AWQ has")
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         zero = torch.full_like(q.scale, MIDPOINT, dtype=torch.uint8) if q.zero is None else q.zero

@@ -135,15 +135,15 @@ class Writer(codec.Writer):
             return wrong
         if (said := _settings(q.scheme)) is None:
             return "bitsandbytes holds nf4 and bnb_fp4 in blocks of a row, int8 with one scale a row (int8, int8-dyn)"
-        self.said = self.said or said
-        if said != self.said:
-            return f"a model of bitsandbytes is all of one kind, {_kind(self.said)} or {_kind(said)}"
         if extra := codec.no_place(q, "bitsandbytes"):
             return extra
         block = q.scheme.weight.block_shape(*q.shape)[1]
         if "load_in_4bit" in said and (block not in BLOCKS or q.shape[1] % block):
             whole = f"whole ones of {', '.join(map(str, BLOCKS))} columns"
             return f"blocks of {_kind(said)} are {whole}, not {block} of {q.shape[1]}"
+        self.said = self.said or said
+        if said != self.said:
+            return f"a model of bitsandbytes is all of one kind, {_kind(self.said)} or {_kind(said)}"
         return None
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:

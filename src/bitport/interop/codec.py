@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import re
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,10 +76,20 @@ class Writer(abc.ABC):
     def __init__(self) -> None:
         self.notes: list[str] = []
         """What was not preserved exactly, for the report."""
+        self.scheme: Scheme | None = None
+        """The scheme of all weights, where a format has only one: that of the first weight which it takes."""
 
     @abc.abstractmethod
     def refuses(self, q: Described) -> str | None:
         """The reason why a weight of this description cannot be written, or None."""
+
+    def refuses_another_scheme(self, q: Described, says: str) -> str | None:
+        """The reason, beginning with ``says``, why ``q`` does not go with weights accepted before, or None. It must be
+        the last check in refuses(): a weight that is refused determines nothing."""
+        self.scheme = self.scheme or q.scheme
+        if q.scheme != self.scheme:
+            return f"{says} one scheme for all weights, here {self.scheme} and {q.scheme}"
+        return None
 
     @abc.abstractmethod
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
@@ -181,6 +192,10 @@ def order_of(group_of: Tensor, k: int, group: int, what: str) -> Tensor | None:
     return order.to(torch.int32)
 
 
+LARGEST = 2**63
+"""Of integers in a configuration: larger ones do not fit a float, or a tensor."""
+
+
 def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
     """``config[key]``; CheckpointError unless it is a ``kind``. ``default``: the value if it is absent or null."""
     value = config.get(key)
@@ -190,7 +205,17 @@ def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], 
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join(each.__name__ for each in kinds)
         raise CheckpointError(f"quantization_config: {key} must be {names}, not {value!r}")
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise CheckpointError(f"quantization_config: {key} must be within -2^63 and 2^63, not {value}")
     return value
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The regular expression ``pattern`` of a quantization_config."""
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"quantization_config: {pattern[:200]!r} is no regular expression: {error}") from error
 
 
 def exactly(value: Tensor, dtype: torch.dtype, what: str, rounded: bool = True) -> Tensor:

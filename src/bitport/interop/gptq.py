@@ -70,10 +70,7 @@ class Overrides:
         self.plain: dict[str, int] = {}
         self.patterns: list[tuple[int, re.Pattern[str]]] = []
         for pattern, own in setting(config, "dynamic", dict, {}).items():
-            try:
-                compiled = re.compile(pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
-            except re.error as error:
-                raise CheckpointError(f"quantization_config: {pattern!r} is no regular expression ({error})") from error
+            compiled = codec.compiled(pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
             self.own.append(setting({"dynamic": own}, "dynamic", dict, {}))
             name = re.sub(r"\\(\W)", r"\1", compiled.pattern[1:-1])
             if pattern.startswith("-:"):
@@ -173,22 +170,20 @@ class Writer(codec.Writer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheme: Scheme | None = None
         self.reordered = False
 
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
-        self.scheme = self.scheme or q.scheme
         if wrong := codec.no_linear(q, "GPTQ quantizes"):
             return wrong
         if fmt.dtype not in [f"int{bits}" for bits in BITS] or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
             return f"GPTQ holds integers of {', '.join(map(str, BITS))} bits in groups, inputs as they are"
-        if q.scheme != self.scheme:
-            return f"GPTQ has one scheme for all weights, here {self.scheme} and {q.scheme}"
         if "pre_scale" in q.parts:
             return "GPTQ has no scales of inputs (pre_scale)"
         n, k = q.shape
-        return None if n % 32 == 0 and k % 32 == 0 else f"GPTQ takes multiples of 32 rows and columns, not {n}x{k}"
+        if n % 32 or k % 32:
+            return f"GPTQ takes multiples of 32 rows and columns, not {n}x{k}"
+        return self.refuses_another_scheme(q, "GPTQ has")
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         k = q.matrix.k

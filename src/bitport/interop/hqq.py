@@ -118,28 +118,21 @@ class Writer(codec.Writer):
 
     name = "hqq"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.scheme: Scheme | None = None
-
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
-        self.scheme = self.scheme or q.scheme
         if wrong := codec.no_linear(q, "HQQ quantizes"):
             return wrong
         if q.conv1d:
             return NO_CONV1D
         if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in FLOAT8_SCALES or q.scheme.act:
             return "HQQ holds integers of 1 to 8 bits in groups along rows, inputs as they are"
-        if q.scheme != self.scheme:
-            return f"HQQ is written in one scheme for all weights, here {self.scheme} and {q.scheme}"
         if extra := codec.no_place(q, "HQQ"):
             return extra
         (n, k), group = q.shape, fmt.block_shape(*q.shape)[1]
         packing = PACKINGS[_packing(fmt)]
         if k % group or (packing.dtype == torch.uint8 and n * k // group % packing.codes):
             return f"HQQ takes whole groups, of {fmt.dtype} a multiple of {packing.codes}, not {n}x{k} of {q.scheme}"
-        return None
+        return self.refuses_another_scheme(q, "HQQ is written in")
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         module, fmt, group = name.removesuffix(".weight"), q.scheme.weight, q.matrix.block_k

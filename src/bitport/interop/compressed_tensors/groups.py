@@ -7,12 +7,11 @@ that matches; else to that of its class.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import kind_of, setting
+from bitport.interop.codec import compiled, kind_of, setting
 from bitport.interop.compressed_tensors.arguments import (
     FORMATS,
     activation_of,
@@ -83,7 +82,9 @@ class Targets:
 
     def __init__(self, targets: Iterable[str]) -> None:
         self.names = set(targets)
-        self.patterns = {each: _pattern(each) for each in sorted(self.names) if each.startswith("re:")}
+        self.patterns = {
+            each: compiled(each.removeprefix("re:")) for each in sorted(self.names) if each.startswith("re:")
+        }
 
     def first(self, module: str) -> str | None:
         """The target that applies to ``module``."""
@@ -132,13 +133,6 @@ def _group(name: str, said: dict[str, Any], default: str) -> Group | None:
     act, static = ("", False) if inputs is None else activation_of(inputs, f"the inputs of {name}")
     reordered = setting(weights, "actorder", (str, bool), False) in ("group", "dynamic", True)
     return Group(scheme_of(fmt, stored, act, static), stored, fmt.zero == "none", reordered)
-
-
-def _pattern(target: str) -> re.Pattern[str]:
-    try:
-        return re.compile(target.removeprefix("re:"))
-    except (re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"quantization_config: {target[:200]!r} is no regular expression: {error}") from error
 
 
 def _check_whole(config: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ versions of transformers, use other keys for the same."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from reprlib import repr as short
 from typing import Any
@@ -133,6 +134,6 @@ def _longrope(rope: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]
 
 
 def real(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise ArgumentError(f"config.json has {short(value)} where a number must stand")
     return float(value)

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import setting
+from bitport.interop.codec import compiled, setting
 from bitport.interop.compressed_tensors.arguments import (
     activation_of,
     format_of,
@@ -257,7 +257,4 @@ def _fits_more(name: str) -> bool:
 def _pattern(said: Any) -> re.Pattern[str]:
     if not isinstance(said, str):
         raise CheckpointError(f"quantization_config: exclude must be a list of strings, and has {said!r}")
-    try:
-        return re.compile(said[3:] if said.startswith("re:") else fnmatch.translate(said))
-    except (re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"quantization_config: {said[:200]!r} is no regular expression: {error}") from error
+    return compiled(said[3:] if said.startswith("re:") else fnmatch.translate(said))

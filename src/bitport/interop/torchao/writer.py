@@ -17,7 +17,6 @@ from bitport.interop.torchao.header import part_of
 from bitport.interop.torchao.inputs import SYMMETRIC
 from bitport.interop.torchao.tensors import KINDS
 from bitport.numerics.packing import unpack_bits
-from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 NAMES = "tensor_names"
@@ -34,11 +33,9 @@ class Writer(codec.Writer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheme: Scheme | None = None
         self.texts: dict[str, str] = {}
 
     def refuses(self, q: Described) -> str | None:
-        self.scheme = self.scheme or q.scheme
         form = form_of(q.scheme)
         if wrong := codec.no_linear(q, "torchao is written for"):
             return wrong
@@ -50,15 +47,13 @@ class Writer(codec.Writer):
                 "with inputs as torchao rounds them; blocks of rows, float zero points and fixed scales of inputs are "
                 "not"
             )
-        if q.scheme != self.scheme:
-            return f"torchao is written in one scheme for all weights, here {self.scheme} and {q.scheme}"
         if "perm" in q.parts:
             return "torchao has no order of columns (perm)"
         if "pre_scale" in q.parts and "act_pre_scale" not in KINDS[form.kind].optional:
             return f"a {form.kind} of torchao has no scales that inputs are multiplied by (pre_scale)"
         if any(size % step for size, step in zip(q.shape, q.scheme.weight.block_shape(*q.shape), strict=True)):
             return f"torchao has whole blocks, and {q.shape[0]}x{q.shape[1]} does not divide into those of {q.scheme}"
-        return None
+        return self.refuses_another_scheme(q, "torchao is written in")
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         form = form_of(q.scheme)
