@@ -33,6 +33,23 @@ def pretrained(directory: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_attention_heads": 0},
+        {"pad_token_id": 10**6},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 0, "rope_theta": 1.0}},
+    ],
+    ids=str,
+)
+def test_settings_that_transformers_does_not_expect(change: dict[str, Any], directory: Path, tmp_path: Path) -> None:
+    """ZeroDivisionError and AssertionError of transformers came out as they were."""
+    said = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | change))
+    with pytest.raises(BitportError, match="transformers cannot read"):
+        hf.empty_model(tmp_path)
+
+
 @pytest.mark.parametrize("scheme", ["int4", "int8-dyn", "mxfp4"])
 def test_files_and_model_are_quantized_alike(directory: Path, tmp_path: Path, scheme: str) -> None:
     model = pretrained(directory)

@@ -3,6 +3,7 @@ blocks."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import struct
@@ -18,7 +19,6 @@ from bitport.cli.main import main
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import convert
 from bitport.interop.gguf import Gguf
-from bitport.interop.gguf import tokenizer as gguf_tokenizer
 from bitport.interop.gguf.header import read_header
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
@@ -442,6 +442,6 @@ def test_without_transformers(llama: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def absent(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(gguf_tokenizer.importlib, "import_module", absent)
+    monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(BitportError, match=r"pip install 'bitport\[gguf\]'"):
         Gguf(llama)

@@ -11,7 +11,6 @@ import torch
 
 from bitport.errors import ArgumentError, BitportError
 from bitport.interop import convert
-from bitport.interop.gguf import grids
 
 from .gguf_files import SIZES, model_of, transformers, write
 
@@ -69,6 +68,6 @@ def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             raise ModuleNotFoundError(name)
         return found(name, *rest)
 
-    monkeypatch.setattr(grids.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(BitportError, match=r"IQ1_M, IQ1_S, IQ2_S.*pip install 'bitport\[gguf\]'"):
         convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)

@@ -14,7 +14,7 @@ from .tree import imported, modules, part
 
 ORDER = (
     ("errors",),
-    ("plugins", "arguments"),
+    ("plugins", "arguments", "optional"),
     ("numerics",),
     ("schemes", "layouts"),
     ("tensor",),

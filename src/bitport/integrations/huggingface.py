@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
@@ -35,13 +34,11 @@ from bitport.integrations.names import arrangement
 from bitport.interop import READERS
 from bitport.interop.sources import method_of
 from bitport.ops.device import check_present
+from bitport.optional import UNREADABLE, optional
 from bitport.tensor import QTensor
 
 __all__ = ["load_model", "load_tokenizer", "save_model"]
 
-INSTALL = "pip install 'bitport[hf]'"
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
-"""Exceptions of transformers for invalid files; for config.json, huggingface_hub has one more."""
 SAFELY = {"local_files_only": True, "trust_remote_code": False}
 """Without the second, transformers asks whether to run code that comes with a model."""
 CAUSAL = "AutoModelForCausalLM"
@@ -333,10 +330,7 @@ def model_directory(directory: str | Path) -> Path:
 
 
 def _transformers() -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        raise BitportError(f"Hugging Face models need transformers, which is not installed: {INSTALL}") from error
+    return optional("transformers", "hf", "Hugging Face models need")
 
 
 def _made(root: Path, name: str, *args: Any, **kwargs: Any) -> Any:

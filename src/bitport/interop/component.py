@@ -15,12 +15,12 @@ import torch
 
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID
 from bitport.checkpoint.source import COMPONENT, FETCH, PIPELINE, POINTER, QUANTIZATION, json_object
-from bitport.errors import BitportError, CheckpointError, shortened
-from bitport.interop.skeleton import FACTOR, SPARE, UNREADABLE, Bounded, check_layers
+from bitport.errors import CheckpointError, shortened
+from bitport.interop.skeleton import FACTOR, SPARE, Bounded, check_layers
 from bitport.interop.tracing import Made, traced
 from bitport.nn.targets import WEIGHTS
+from bitport.optional import UNREADABLE, optional
 
-INSTALL = "pip install 'bitport[diffusers]'"
 PREFIX = "model.diffusion_model."
 """The prefix of names in files with several models of a pipeline, and in some others: if any name has it, all tensors
 without it belong to other models."""
@@ -123,10 +123,7 @@ class Component:
 
 def class_of(root: Path, name: str) -> Any:
     """The diffusers model class ``name``, as given in the config.json in ``root``."""
-    try:
-        diffusers = importlib.import_module("diffusers")
-    except ModuleNotFoundError as error:
-        raise BitportError(f"{root} is a {name} of diffusers, which is not installed: {INSTALL}") from error
+    diffusers = optional("diffusers", "diffusers", f"{root} is a {name} of")
     found: Any = getattr(diffusers, name, None)
     if not (isinstance(found, type) and issubclass(found, diffusers.ModelMixin)):
         raise CheckpointError(f"{root} is a {name}, which diffusers {diffusers.__version__} does not have: upgrade it")

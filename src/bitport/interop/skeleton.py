@@ -9,21 +9,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bitport.errors import BitportError, CheckpointError
+from bitport.errors import CheckpointError
+from bitport.optional import UNREADABLE, optional
 
-INSTALL = "pip install 'bitport[hf]'"
-UNREADABLE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""The exceptions that transformers raises for unexpected settings, besides one of huggingface_hub."""
 LEFT_OUT = ("quantization_config", "compression_config", "auto_map")
 """Keys of config.json to ignore: quantization is read here, and custom code is never run."""
 FACTOR, SPARE = 4, 1000
@@ -47,13 +35,9 @@ class Bounded(TorchFunctionMode):
 def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, ...]]:
     """Name of a weight -> its shape, in the causal language model that ``config`` describes. ``tensors``: number of
     tensors in its files. Nothing is allocated, and no custom code is run."""
-    try:
-        transformers = importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        raise BitportError(
-            "the files do not hold the shapes of their weights; transformers tells them from config.json, but is not "
-            f"installed: {INSTALL}"
-        ) from error
+    transformers = optional(
+        "transformers", "hf", "the files do not hold the shapes of their weights; finding them by config.json needs"
+    )
     check_layers(config, tensors)
     kept = {key: value for key, value in config.items() if key not in LEFT_OUT}
     bad_config = importlib.import_module("huggingface_hub.errors").StrictDataclassError

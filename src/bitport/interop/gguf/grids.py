@@ -19,29 +19,23 @@ bitport has a 4-bit code for each element. The grids, some thousands of numbers,
 from __future__ import annotations
 
 import functools
-import importlib
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from bitport.errors import BitportError
 from bitport.interop.gguf.splits import Split, single
 from bitport.numerics import encode_codebook, number_type, unpack_bits
+from bitport.optional import optional
 
 TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-INSTALL = "pip install 'bitport[gguf]'"
 SIGN = 15
 """XOR with it negates the number of a code, since tables are sorted."""
 
 
 def library(what: str) -> ModuleType:
-    try:
-        return importlib.import_module("gguf.quants")
-    except ModuleNotFoundError as error:
-        raise BitportError(
-            f"{what} is read by grids of the library gguf, and it is not installed: {INSTALL}"
-        ) from error
+    made: ModuleType = optional("gguf.quants", "gguf", f"{what} is read by grids of the library")
+    return made
 
 
 @functools.cache

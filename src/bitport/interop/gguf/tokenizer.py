@@ -10,12 +10,8 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from bitport.errors import BitportError, CheckpointError
-
-INSTALL = "pip install 'bitport[gguf]'"
-UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError, RuntimeError)
-"""The exceptions that transformers raises for unexpected settings."""
-
+from bitport.errors import CheckpointError
+from bitport.optional import UNREADABLE, optional
 
 SPLITS = (
     *("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "qwen2", "deepseek-r1-qwen", "tekken"),
@@ -29,12 +25,7 @@ it."""
 
 def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
     """Name in a model's directory -> text."""
-    try:
-        transformers = importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        raise BitportError(
-            f"{path} holds a tokenizer, for which transformers is needed, and it is not installed: {INSTALL}"
-        ) from error
+    transformers = optional("transformers", "gguf", f"the tokenizer in {path} needs")
     _check(path, settings)
     try:
         tokenizer = transformers.PreTrainedTokenizerFast(
