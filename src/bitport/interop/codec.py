@@ -20,6 +20,7 @@ from torch import Tensor
 from bitport.checkpoint.names import target_of
 from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError, shortened
+from bitport.numerics import Format
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
@@ -141,6 +142,11 @@ def no_place(q: Described, who: str) -> str | None:
     """The reason why ``q`` does not fit a format without column order and input scales, or None."""
     extra = sorted(q.parts & {"perm", "pre_scale"})
     return f"{who} has no {' and no '.join(extra)}: neither order nor scales of inputs" if extra else None
+
+
+def same_numbers(one: Format, other: Format) -> bool:
+    """Whether two formats hold the same numbers: only the rule by which scales are rounded may differ."""
+    return dataclasses.replace(one, scale_rule="floor") == dataclasses.replace(other, scale_rule="floor")
 
 
 NO_CONV1D = "its layers lie as [N, K] in a model, and this one as [K, N] (Conv1D)"

@@ -33,7 +33,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import NO_CONV1D, Described, Weight, check_complete, setting
+from bitport.interop.codec import NO_CONV1D, Described, Weight, check_complete, same_numbers, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import FLOATS, Quantized
@@ -317,8 +317,7 @@ def _settings(scheme: Scheme, k: int) -> Settings | None:
     """The settings for a matrix of ``k`` columns; None if MLX has none for the scheme."""
     fmt = scheme.weight
     for mode, (group, bits, name) in FIXED.items():
-        its = preset(name).weight
-        if (fmt.dtype, fmt.block, fmt.scale, fmt.global_scale) == (its.dtype, its.block, its.scale, its.global_scale):
+        if same_numbers(fmt, preset(name).weight):
             return Settings(group, bits, mode)
     size = fmt.block[1] or k
     group = next((group for group in GROUPS if size % group == 0), 0)

@@ -70,7 +70,7 @@ class Writer(codec.Writer):
                 f"weight of the kind {q.kind!r}, {list(q.shape)}"
             )
         fmt = q.scheme.weight
-        if (fmt.dtype, fmt.block, fmt.scale) != (FORMAT.dtype, FORMAT.block, FORMAT.scale) or q.scheme.act:
+        if not codec.same_numbers(fmt, FORMAT) or q.scheme.act:
             return f"it holds the scheme mxfp4-wo alone, not {q.scheme}"
         if extra := codec.no_place(q, "it"):
             return extra

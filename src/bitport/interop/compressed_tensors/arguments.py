@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import setting
+from bitport.interop.codec import same_numbers, setting
 from bitport.numerics import ACTIVATIONS, Format
 from bitport.schemes import PRESETS, Scheme
 
@@ -89,7 +89,7 @@ def arguments_of(fmt: Format, *, inputs: bool = False, dynamic: bool | str = Fal
 
 def formats_of(fmt: Format) -> tuple[str, ...]:
     """The formats that can store a weight in ``fmt``."""
-    fixed = tuple(name for name, known in FIXED.items() if _alike(known, fmt))
+    fixed = tuple(name for name, known in FIXED.items() if same_numbers(known, fmt))
     partly_whole = 0 in fmt.block and fmt.block not in WHOLE
     if fixed or partly_whole or fmt.scale in SCALES or fmt.zero == "float":
         return fixed
@@ -117,7 +117,7 @@ def activation_of(said: Mapping[str, Any], what: str) -> tuple[str, bool]:
     not say how dynamic scales are computed: for int8 the library divides the largest magnitude by 127.5, and bitport by
     127."""
     fmt = format_of(said, what)
-    act = next((name for name, known in ACTIVATIONS.items() if _alike(known, fmt)), None)
+    act = next((name for name, known in ACTIVATIONS.items() if same_numbers(known, fmt)), None)
     dynamic = setting(said, "dynamic", (bool, str), False)
     fits = dynamic == "local" if fmt.global_scale else dynamic is True or (dynamic is False and fmt.block == (0, 0))
     if act is None or not fits or setting(said, "strategy", str, "").lower() == "channel":
@@ -154,8 +154,3 @@ def _blocks(said: Mapping[str, Any], what: str) -> tuple[str, tuple[int, int]]:
             f"token, group and tensor_group with a group_size, block with a block_structure [rows, columns] are read"
         )
     return strategy, (block[0], block[1])
-
-
-def _alike(one: Format, other: Format) -> bool:
-    """Whether they have the same numbers: the rounding rule of scales does not matter."""
-    return dataclasses.replace(one, scale_rule="floor") == dataclasses.replace(other, scale_rule="floor")

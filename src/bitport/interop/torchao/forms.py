@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from bitport.interop.codec import same_numbers
 from bitport.interop.torchao.floats import FLOAT8
 from bitport.interop.torchao.integers import INTX
 from bitport.numerics import Format
@@ -52,9 +53,9 @@ def form_of(scheme: Scheme) -> Form | None:
     """The form of ``scheme``; None if torchao has none."""
     fmt = scheme.weight
     for name in MX:
-        if _alike(fmt, PRESETS[name].weight):
+        if same_numbers(fmt, PRESETS[name].weight):
             return _mx(*MX[name]) if scheme.act == name else None
-    if _alike(fmt, PRESETS["nvfp4"].weight):
+    if same_numbers(fmt, PRESETS["nvfp4"].weight):
         return _nvfp4(scheme.act) if scheme.act in ("", "nvfp4") and not scheme.static else None
     if scheme.static or fmt.scale in FLOAT8_SCALES or fmt.zero == "float":
         return None
@@ -147,11 +148,6 @@ def _nvfp4(act: str) -> Form:
     if not act:
         return Form("NVFP4Tensor", {**common, "act_quant_kwargs": None}, config("NVFP4WeightOnlyConfig"))
     return Form("NVFP4Tensor", {**common, "act_quant_kwargs": kwargs}, made)
-
-
-def _alike(fmt: Format, its: Format) -> bool:
-    """Whether the formats are equal except for how scales were chosen."""
-    return (fmt.dtype, fmt.block, fmt.scale, fmt.global_scale) == (its.dtype, its.block, its.scale, its.global_scale)
 
 
 def _bare(found: Any) -> dict[str, Any]:
