@@ -19,6 +19,7 @@ from bitport import checkpoint
 from bitport.cli.streamed import WINDOW, window_of
 from bitport.errors import ArgumentError, BitportError
 from bitport.integrations import huggingface as hf
+from bitport.integrations.generation import own_text, random_apart
 
 from .models import config, logits, make_directory, transformers
 from .zoo import ZOO
@@ -346,7 +347,7 @@ def test_missing_transformers_is_named_with_its_command(directory: Path, monkeyp
 
 def test_a_text_of_the_models_own_is_drawn_by_its_seed_alone(directory: Path) -> None:
     model, state = pretrained(directory), torch.random.get_rng_state()
-    first, again, other = (hf.own_text(model, tokens=24, window=16, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (own_text(model, tokens=24, window=16, seed=seed) for seed in (1, 1, 2))
     assert [ids.shape for ids in first] == [(1, 16), (1, 8)]
     assert torch.equal(torch.cat(first, 1), torch.cat(again, 1))
     assert not torch.equal(torch.cat(first, 1), torch.cat(other, 1))
@@ -360,6 +361,6 @@ def test_random_numbers_of_the_models_device_alone_are_kept(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: drawn.append(device) or torch.empty(0))
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: None)
     for device in ("cpu", "cuda:3"):
-        with hf.random_apart(torch.device(device)):
+        with random_apart(torch.device(device)):
             pass
     assert drawn == [torch.device("cuda:3")]

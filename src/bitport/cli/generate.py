@@ -10,7 +10,8 @@ import torch
 
 from bitport.cli.common import add_cache, add_device, add_verb, count, dtype_of, location, seed, show
 from bitport.errors import ArgumentError
-from bitport.integrations.huggingface import check_ids, load_model, load_tokenizer, positions_of, random_apart
+from bitport.integrations.generation import check_ids, random_apart
+from bitport.integrations.huggingface import load_model, load_tokenizer, positions_of
 
 COLDEST = 1e-30
 """Smallest temperature: dividing logits by less would overflow."""

@@ -20,15 +20,8 @@ from bitport.checkpoint.source import Source
 from bitport.cli.common import count, location, nbytes, seed
 from bitport.cli.dry_run import predicted
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.integrations.huggingface import (
-    check_ids,
-    empty_model,
-    load_model,
-    load_tokenizer,
-    own_text,
-    positions_of,
-    token_ids,
-)
+from bitport.integrations.generation import check_ids, own_text
+from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, positions_of, token_ids
 from bitport.integrations.names import arrangement
 from bitport.report import Report
 from bitport.report.memory import Memory, available

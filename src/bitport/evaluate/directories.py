@@ -24,8 +24,8 @@ from bitport.evaluate.layers import Rows, layer_errors, sampled
 from bitport.evaluate.logits_file import LogitsFile
 from bitport.evaluate.measure import generation_speed, size_of
 from bitport.evaluate.perplexity import Perplexity, count_windows, losses, predictions, scored_tokens, summary
+from bitport.integrations.generation import check_ids
 from bitport.integrations.huggingface import (
-    check_ids,
     load_model,
     load_tokenizer,
     logits_of,

@@ -11,8 +11,7 @@ import copy
 import importlib
 import operator
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from bitport.checkpoint.manifest import SAID
 from bitport.checkpoint.source import FETCH, INDEXES, Source, class_name
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError, shortened
-from bitport.integrations.cache_name import cache_of, with_cache
 from bitport.integrations.components import component, is_component, write_config
 from bitport.integrations.names import arrangement
 from bitport.interop import READERS
@@ -75,9 +73,8 @@ class EmptyOnMeta(TorchFunctionMode):
         super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.empty:
-            return func(*args, **{**(kwargs or {}), "device": "meta"})
-        return func(*args, **(kwargs or {}))
+        meta = {"device": "meta"} if func is torch.empty else {}
+        return func(*args, **{**(kwargs or {}), **meta})
 
 
 def load_model(
@@ -253,16 +250,6 @@ def token_ids(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, verbose=False).input_ids, dtype=torch.int64)
 
 
-def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
-    """ArgumentError if ``ids`` has a token outside the embedding of ``model``."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    largest = max((int(each.max()) for each in ids if each.numel()), default=0)
-    if largest >= rows:
-        raise ArgumentError(
-            f"the data have a token {largest}, but the model has only {rows}: do tokenizer and data belong to it?"
-        )
-
-
 def text_config(model: Any) -> Any:
     """The config of the text decoder; a multimodal model has one for each of its parts."""
     return model.config.get_text_config(decoder=True)
@@ -272,38 +259,6 @@ def positions_of(model: Any) -> int | None:
     """The number of positions that ``model`` supports; None if its config names no limit, or -1 as XLNet's does."""
     known = getattr(text_config(model), "max_position_embeddings", None)
     return known if known is not None and known > 0 else None
-
-
-def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]:
-    """Token ids [1, window] sampled from ``model`` itself, each text starting with a random token drawn by ``seed``: a
-    calibration set if there is no other."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    draw = torch.Generator().manual_seed(seed)
-    return [
-        _written(model, torch.randint(vocabulary, (1, 1), generator=draw), min(window, tokens - start), draw)
-        for start in range(0, tokens, window)
-    ]
-
-
-def _written(model: Any, ids: Tensor, length: int, draw: torch.Generator) -> Tensor:
-    """``ids`` with its continuation, sampled on the CPU so that a seed gives the same draws on every device."""
-    cache = None
-    with torch.no_grad():
-        while ids.shape[1] < length:
-            new = ids if cache is None else ids[:, -1:]
-            out = model(input_ids=new.to(model.device), use_cache=True, **with_cache(model, cache))
-            cache = cache_of(out)
-            likely = out.logits[:, -1].float().softmax(-1).cpu()
-            ids = torch.cat([ids, likely.multinomial(1, generator=draw)], 1)
-    return ids
-
-
-def random_apart(device: torch.device) -> AbstractContextManager[None]:
-    """Fork the random state of the CPU and of ``device``, to leave the program's own unchanged. Other devices are not
-    initialized."""
-    accelerator = torch.accelerator.current_accelerator()
-    kind = "cuda" if accelerator is None else accelerator.type
-    return torch.random.fork_rng([device] if device.type == kind else [], device_type=kind)
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
@@ -321,8 +276,7 @@ def model_directory(directory: str | Path) -> Path:
     """Return ``directory`` as a path; ArgumentError unless it can hold a model."""
     root = path_of(directory, "directory")
     if not root.is_dir():
-        gguf = root.suffix == ".gguf" and root.is_file()
-        hint = f"bitport convert {root} -o OUT makes one of it" if gguf else FETCH
+        hint = f"bitport convert {root} -o OUT makes one of it" if root.suffix == ".gguf" and root.is_file() else FETCH
         raise ArgumentError(f"{root} is not a directory; give one that holds config.json and weights; {hint}")
     if not (root / "config.json").is_file():
         raise ArgumentError(f"{root} has no config.json; a Hugging Face model directory is needed")

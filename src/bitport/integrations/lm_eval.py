@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bitport.errors import ArgumentError, BitportError
-from bitport.integrations.huggingface import random_apart
+from bitport.integrations.generation import random_apart
 
 __all__ = ["run_tasks"]
 
