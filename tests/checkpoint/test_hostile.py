@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 import bitport as bp
 from bitport.checkpoint import read_manifest
 from bitport.checkpoint.manifest import NAME
+from bitport.checkpoint.safetensors_reader import HEADER, SafetensorsReader
 from bitport.errors import CheckpointError
 
 from .models import edit, raw, rewrite_header, tensors_of
@@ -282,6 +285,10 @@ def first(header: dict[str, Any]) -> dict[str, Any]:
     return header[f"{WEIGHT}.qdata"]
 
 
+def last(header: dict[str, Any]) -> str:
+    return max(header, key=lambda name: header[name]["data_offsets"])
+
+
 HEADERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "not an object": (lambda header: [1], "header is not an object"),
     "an entry of text": (lambda header: {**header, "0.bias": "x"}, "described by 'x'"),
@@ -300,7 +307,13 @@ HEADERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "other dtype": (lambda header: first(header).update(dtype="I8"), r"is I8 \[32, 32\], the manifest says"),
     "unknown dtype": (lambda header: first(header).update(dtype="U9"), "has the dtype 'U9'"),
     "dtype no string": (lambda header: first(header).update(dtype=[]), r"has the dtype \[\]"),
-    "a tensor less": (lambda header: header.pop("0.bias") and None, r"lacks 0\.bias"),
+    "another name": (lambda header: header.update(other=header.pop("0.bias")), r"lacks 0\.bias"),
+    "a tensor less": (lambda header: header.pop("0.bias") and None, "must follow each other without gaps or overlaps"),
+    "the bytes of another": (
+        lambda header: header["1.weight.qdata"].update(data_offsets=header["0.bias"]["data_offsets"]),
+        "must follow each other without gaps or overlaps",
+    ),
+    "the last one less": (lambda header: header.pop(last(header)) and None, "of its data, which has"),
 }
 
 
@@ -310,6 +323,47 @@ def test_header_that_lies(name: str, saved: Path) -> None:
     (shard,) = saved.glob("*.safetensors")
     rewrite_header(shard, change)
     refused(saved, message)
+
+
+@pytest.mark.parametrize("name", ["empty", "overlap", "gap", "more data"])
+def test_same_files_as_the_library(name: str, tmp_path: Path) -> None:
+    """Empty tensors lie between others, in any order; all other data belongs to exactly one tensor."""
+    offsets = {
+        "empty": {"e": (4, 4), "b": (4, 8), "f": (8, 8), "a": (0, 4), "g": (0, 0)},
+        "overlap": {"a": (0, 4), "b": (2, 6), "c": (6, 8)},
+        "gap": {"a": (0, 4), "b": (5, 8)},
+        "more data": {"a": (0, 4), "b": (4, 7)},
+    }[name]
+    header = {
+        key: {"dtype": "U8", "shape": [end - at], "data_offsets": [at, end]} for key, (at, end) in offsets.items()
+    }
+    text = json.dumps(header).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(8)))
+    if name == "empty":
+        with SafetensorsReader(path) as reader, safe_open(str(path), "pt") as library:
+            assert {key: reader.read(key).tolist() for key in reader.tensors} == {
+                key: library.get_tensor(key).tolist()
+                for key in library.keys()  # noqa: SIM118  (not a dict)
+            }
+        return
+    with pytest.raises(SafetensorError):
+        safe_open(str(path), "pt").__enter__()
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        SafetensorsReader(path)
+
+
+def test_a_header_too_long_to_be_one(tmp_path: Path) -> None:
+    """It is refused before it is read: a sparse file takes no space on the disk, and would fill the memory."""
+    path = tmp_path / "a.safetensors"
+    with open(path, "wb") as file:
+        file.write((HEADER + 1).to_bytes(8, "little"))
+        file.truncate(8 + HEADER + 1)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="its header of 100000001 bytes is too long; at most 100000000"):
+        SafetensorsReader(path)
+    assert tracemalloc.get_traced_memory()[1] < HEADER // 100
+    tracemalloc.stop()
 
 
 def test_a_header_that_names_a_tensor_twice(saved: Path) -> None:

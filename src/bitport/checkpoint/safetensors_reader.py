@@ -11,7 +11,6 @@ import json
 import math
 import os
 import reprlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -39,6 +38,8 @@ DIMENSIONS = 64
 """Maximum number of dimensions, as in torch; the product of many thousands would be slow to compute."""
 ALIGNED = 16
 """Bytes: the size of the largest element (complex128)."""
+HEADER = 100_000_000
+"""Maximum size of a header in bytes, as in the safetensors library."""
 
 
 def check_regular(path: Path) -> None:
@@ -111,12 +112,14 @@ class SafetensorsReader:
     def _fail(self, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.path} is not a whole safetensors file: {problem}. Fetch or save it again")
 
-    def _spans(self) -> Iterator[tuple[str, Span]]:
+    def _spans(self) -> list[tuple[str, Span]]:
         """The tensors in the order of their data."""
         self.file.seek(self.start)
         length = int.from_bytes(self.file.read(8), "little")
         if not 2 <= length <= self.size - 8:
             self._fail(f"its header of {length} bytes does not fit into its {self.size} bytes")
+        if length > HEADER:
+            self._fail(f"its header of {length} bytes is too long; at most {HEADER} are allowed")
         try:
             header = json.loads(self.file.read(length), object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:
@@ -127,7 +130,18 @@ class SafetensorsReader:
         if isinstance(said, dict):
             self.metadata = {key: value for key, value in said.items() if isinstance(value, str)}
         spans = [(name, self._span(name, entry, 8 + length)) for name, entry in header.items()]
-        yield from sorted(spans, key=lambda named: named[1].start)
+        spans.sort(key=lambda named: (named[1].start, named[1].end))
+        data = at = self.start + 8 + length
+        for name, span in spans:  # two tensors of the same bytes would be changed together
+            if span.start != at:
+                self._fail(
+                    f"{reprlib.repr(name)} starts at byte {span.start - data} of its data, and the tensor before it "
+                    f"ends at byte {at - data}: tensors must follow each other without gaps or overlaps"
+                )
+            at = span.end
+        if at != self.start + self.size:
+            self._fail(f"its last tensor ends at byte {at - data} of its data, which has {self.size - 8 - length}")
+        return spans
 
     def _span(self, name: str, entry: Any, offset: int) -> Span:
         try:
