@@ -86,11 +86,10 @@ def check_what_cannot_be_loaded(mesh: DeviceMesh) -> None:
 
 
 def check_a_failed_save(mesh: DeviceMesh) -> None:
-    """Every process gets an error, and none waits for the one that writes."""
+    """Every process gets the error of the one that writes, and none waits for it."""
     Path("file").write_text("not a directory")
     model = in_tensor_parallel(quantized(), mesh)
-    writes = mesh.get_local_rank() == 0
-    with pytest.raises(CheckpointError, match="writing the checkpoint" if writes else "first process could not write"):
+    with pytest.raises(CheckpointError, match="writing the checkpoint file failed"):
         bitport.save(model, "file")
 
 

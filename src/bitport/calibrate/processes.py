@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from bitport.calibrate.inputs import Inputs, Rows
 from bitport.calibrate.magnitudes import Magnitudes
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, BitportError
 
 T = TypeVar("T")
 
@@ -89,10 +89,22 @@ class Processes:
         return total
 
     def shared(self, owner: int, make: Callable[[], T]) -> T:
-        """Call ``make`` in the process ``owner`` and return its result in every process."""
+        """Call ``make`` in the process ``owner`` and return its result in every process, or raise its error in every
+        process: none may go on to wait for one that has failed."""
         if self.world == 1:
             return make()
-        held: list[Any] = [make() if self.rank == owner else None]
-        dist.broadcast_object_list(held, src=owner)
-        found: T = held[0]
-        return found
+        lost = BitportError(f"process {owner} failed, and its result is needed here: its own error says why")
+        held: list[Any] = [(None, lost)]
+        try:
+            if self.rank == owner:
+                held = [(make(), None)]
+        except BitportError as error:
+            held = [(None, error)]
+            raise
+        finally:
+            dist.broadcast_object_list(held, src=owner)
+        found, failed = held[0]
+        if failed is not None:
+            raise failed
+        result: T = found
+        return result

@@ -1,8 +1,8 @@
 """Checkpoints of a model that is sharded over several processes as DTensors.
 
 load(): each process reads its own shard of every tensor. save(): all gather one tensor after the other, and the first
-process writes. If it fails, the others must not wait for it: it still takes part in gathering the rest, and at the end
-broadcasts what was written, or that nothing was.
+process writes. If it fails, the others must not wait for it: it still takes part in gathering the rest, and then all
+raise its error.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from bitport.calibrate.processes import Processes
 from bitport.checkpoint.arranged import Arranged
 from bitport.checkpoint.assemble import assembled
 from bitport.checkpoint.manifest import NAME, Entry, Manifest
@@ -80,15 +80,19 @@ def wholes(slots: Iterable[Slot]) -> Iterator[tuple[Slot, Tensor]]:
 
 def written_by_one(write: Callable[[], Manifest], stream: Iterator[object], directory: Path) -> Manifest:
     """Let the first process ``write`` the stream that all gather, and return the manifest in every process."""
-    text = ""
-    try:
-        if dist.get_rank() == 0:
-            text = write().to_json()
-    finally:
-        for _ in stream:
-            pass
-        told = [text]
-        dist.broadcast_object_list(told, src=0)
-    if not told[0]:
-        raise CheckpointError(f"the first process could not write the checkpoint {directory}; its own error says why")
-    return parse_manifest(told[0].encode(), directory / NAME)
+    processes = Processes.joined()
+
+    def text() -> str:
+        try:
+            return write().to_json()
+        finally:
+            _exhaust(stream)
+
+    if not processes.first:
+        _exhaust(stream)
+    return parse_manifest(processes.shared(0, text).encode(), directory / NAME)
+
+
+def _exhaust(stream: Iterator[object]) -> None:
+    for _ in stream:
+        pass
