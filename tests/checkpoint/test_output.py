@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 import bitport.checkpoint.quantize as quantize
 from bitport.checkpoint import quantize_files
-from bitport.checkpoint.output import FOLDER, JOURNAL
+from bitport.checkpoint.output import FOLDER, JOURNAL, STAGED
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, CheckpointError
 
@@ -137,3 +138,30 @@ def test_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(failures) > 3
     assert all(told in failure for failure in failures)
     assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["at once", "resumed"])
+def test_files_named_like_those_of_a_run(killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files beside the weights are carried over whatever their names. The run that is killed has just copied them."""
+    write(Llama(), tmp_path / "hf")
+    names = [JOURNAL, f"{JOURNAL}.new", "activations-0.json", f"{STAGED}/{JOURNAL}"]
+    for name in names:
+        (tmp_path / "hf" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "hf" / name).write_text(f"the user's {name}")
+    if killed:
+        with monkeypatch.context() as patch:
+            patch.setattr(quantize.Output, "_note", noted_until_closed(quantize.Output._note))
+            with pytest.raises(Stopped):
+                quantize_files(tmp_path / "hf", tmp_path / "out", "int8")
+    quantize_files(tmp_path / "hf", tmp_path / "out", "int8", resume=killed)
+    assert {name: (tmp_path / "out" / name).read_text() for name in names} == {n: f"the user's {n}" for n in names}
+    assert not (tmp_path / "out" / FOLDER).exists()
+
+
+def noted_until_closed(note: Callable[[quantize.Output], None]) -> Callable[[quantize.Output], None]:
+    def noted(output: quantize.Output) -> None:
+        if output.closed:
+            raise Stopped
+        note(output)
+
+    return noted

@@ -1,9 +1,10 @@
 """A checkpoint written in resumable steps.
 
-Everything is written to the folder ``unfinished`` of the output directory: shards, a journal, activations. The journal
-is replaced atomically (os.replace) whenever a step is finished; anything that a killed run wrote after that is
-discarded. At the end the files move to the output directory, the manifest last. Names and contents depend only on the
-fingerprint, so an interrupted run produces the same files as an uninterrupted one.
+Everything is written to the folder ``unfinished`` of the output directory: a journal, activations, and in a folder
+``checkpoint`` the files of the result. The journal is replaced atomically (os.replace) whenever a step is finished;
+anything that a killed run wrote after that is discarded. At the end the files move to the output directory, the manifest
+last. Names and contents depend only on the fingerprint, so an interrupted run produces the same files as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from bitport.report.versions import library_version
 from bitport.schemes import Plan
 
 JOURNAL = "journal.json"
-ACTIVATIONS = "activations-"
-"""Prefix of files with activations."""
+STAGED = "checkpoint"
+"""The folder of the result, in which files that are carried over may have any name."""
 
 Fingerprint = dict[str, str]
 """Everything that determines the bytes of the result: name -> value, or a hash of it."""
@@ -56,6 +57,7 @@ class Output:
         checkpoint. ``writes``: False if another process does the writing."""
         self.writes = writes
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
+        self.staged = self.folder / STAGED
         check_free(directory, resume=resume, overwrite=overwrite)
         if overwrite:
             discard(directory)
@@ -71,11 +73,11 @@ class Output:
         self.names = set(begun.tensors) if begun else set()
         self.resumed = len(self.done)
         with _resumable(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.staged.mkdir(parents=True, exist_ok=True)
             if writes and not self.closed:
                 self._clear(set(begun.shards) if begun else set())
         digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
-        self.writer = _Staged(self.folder, shard_size=shard_size, id=digest[:8], begun=begun)
+        self.writer = _Staged(self.staged, shard_size=shard_size, id=digest[:8], begun=begun)
         if writes and not state:
             self._note()
 
@@ -117,11 +119,11 @@ class Output:
         self._move()
 
     def _move(self) -> None:
-        ours = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not self._own(path)]
+        files = [path for path in sorted(self.staged.rglob("*")) if path.is_file()]
         with _resumable(self.directory), turn(self.directory):
             replaced = manifest_text(self.directory)
-            for path in sorted(ours, key=lambda path: path == self.folder / NAME):
-                target = self.directory / path.relative_to(self.folder)
+            for path in sorted(files, key=lambda path: path == self.staged / NAME):
+                target = self.directory / path.relative_to(self.staged)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 sync_directory(self.directory)
                 os.replace(path, target)
@@ -129,15 +131,12 @@ class Output:
             clear(self.directory, read_manifest(self.directory).shards, replaced)
             shutil.rmtree(self.folder)
 
-    def _own(self, path: Path) -> bool:
-        return path.parent == self.folder and path.name.startswith((JOURNAL, ACTIVATIONS))
-
     def _clear(self, shards: set[str]) -> None:
-        """Remove what no finished step has written, except activations."""
-        for path in self.folder.iterdir():
+        """Remove from the result what no finished step has written."""
+        for path in self.staged.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name not in shards and path.name != JOURNAL and not path.name.startswith(ACTIVATIONS):
+            elif path.name not in shards:
                 path.unlink()
 
     def _note(self) -> None:
@@ -149,11 +148,11 @@ class Output:
             "layers": [dataclasses.asdict(layer) for layer in self.layers.values()],
             "manifest": self.writer.manifest.to_json(),
         }
-        staged = self.folder / f"{JOURNAL}.new"
+        new = self.folder / f"{JOURNAL}.new"
         with _resumable(self.folder):
-            staged.unlink(missing_ok=True)
-            write_new(staged, json.dumps(state).encode())
-            os.replace(staged, self.folder / JOURNAL)
+            new.unlink(missing_ok=True)
+            write_new(new, json.dumps(state).encode())
+            os.replace(new, self.folder / JOURNAL)
             sync_directory(self.folder)
 
 

@@ -6,7 +6,6 @@ import zlib
 from pathlib import Path
 
 from bitport.calibrate.store import Tensors
-from bitport.checkpoint.output import ACTIVATIONS
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter
 from bitport.errors import CheckpointError
@@ -46,4 +45,4 @@ class Disk:
         return all(self._path(step, batch).is_file() for batch in range(self.batches))
 
     def _path(self, step: str, batch: int) -> Path:
-        return self.folder / f"{ACTIVATIONS}{zlib.crc32(step.encode()):08x}-{self.label}{batch:06}.safetensors"
+        return self.folder / f"activations-{zlib.crc32(step.encode()):08x}-{self.label}{batch:06}.safetensors"

@@ -90,9 +90,9 @@ class Streamed:
             return {}
         entries = {name: manifest.tensors[name] for name in names}
         part = Manifest(entries, {}, {entry.shard: manifest.shards[entry.shard] for entry in entries.values()}, "")
-        with Shards(self.output.folder, part) as shards:
+        with Shards(self.output.staged, part) as shards:
             return {
-                name: read_tensor(shards, self.output.folder, entry, torch.device("cpu"))
+                name: read_tensor(shards, self.output.staged, entry, torch.device("cpu"))
                 for name, entry in entries.items()
             }
 
