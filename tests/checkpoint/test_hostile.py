@@ -394,6 +394,21 @@ def test_permutation_that_is_none(saved: Path) -> None:
         bp.load(nn.Sequential(nn.Linear(64, 8, bias=False)), saved)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("part", "value"), [("zero", 17), ("perm", 10**9)])
+def test_numbers_are_checked_whatever_the_device(part: str, value: int, device: str, saved: Path) -> None:
+    """meta stands for a device whose values cannot be seen without waiting for it."""
+    model = nn.Sequential(nn.Linear(64, 8, bias=False))
+    bp.quantize_(model, "int4-g32")
+    q = model[0].weight.to_layout("plain")
+    parts = q.parts._replace(zero=torch.full_like(q.parts.zero, value)) if part == "zero" else None
+    changes = {"perm": torch.full((64,), value)} if part == "perm" else {}
+    model[0].weight = nn.Parameter(q.replace(parts, **changes), requires_grad=False)
+    bp.save(model, saved)
+    with pytest.raises(CheckpointError, match=r"0\.weight is not a valid int4-g32: "):
+        bp.load(nn.Sequential(nn.Linear(64, 8, bias=False)), saved, device=device)
+
+
 def test_read_manifest_alone_trusts_nothing(saved: Path) -> None:
     edit(saved, put("tensors", WEIGHT, "shape", value=[2**47, 2**15]))
     assert json.dumps(read_manifest(saved).nbytes)

@@ -80,9 +80,7 @@ def load(
             targets = filled[entry.name]
             there, where = targets[0].tensor, _device(targets, device)
             if is_sharded(there):
-                read = read_shard(
-                    read_plain(shards, path, entry, torch.device("cpu")), there, where, packed=not managed
-                )
+                read = read_shard(read_plain(shards, path, entry), there, where, packed=not managed)
             else:
                 read = read_tensor(shards, path, entry, where)
             parameters = [slot for slot in targets if not slot.buffer]
@@ -165,13 +163,14 @@ def _device(targets: list[Slot], device: torch.device | str | int | None) -> tor
 
 def read_tensor(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
     """Read a tensor of the checkpoint at ``path``; quantized ones in the layout of ``device``."""
-    tensor = read_plain(shards, path, entry, device)
-    return tensor.to_device_layout() if isinstance(tensor, QTensor) else tensor
+    tensor = read_plain(shards, path, entry)
+    if isinstance(tensor, QTensor) and device.type == "cpu":  # a move to another device includes this
+        return tensor.to_device_layout()
+    return tensor.to(device)
 
 
-def read_plain(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
-    """Like :func:`read_tensor`, in the layout of the file."""
+def read_plain(shards: Shards, path: Path, entry: Entry) -> Tensor:
+    """Like :func:`read_tensor`, on the CPU, where all of its parts can be checked, in the layout of the file."""
     if isinstance(entry, Arranged):
-        return entry.made(lambda piece: read_plain(shards, path, piece, device))
-    parts = {name: shards.read(entry, name, device) for name in entry.parts}
-    return assembled(path, entry, parts)
+        return entry.made(lambda piece: read_plain(shards, path, piece))
+    return assembled(path, entry, {name: shards.read(entry, name) for name in entry.parts})

@@ -2,8 +2,8 @@
 
 Everything is written to the folder ``unfinished`` of the output directory: a journal, activations, and in a folder
 ``checkpoint`` the files of the result. The journal is replaced atomically (os.replace) whenever a step is finished;
-anything that a killed run wrote after that is discarded. At the end the files move to the output directory, the manifest
-last. Names and contents depend only on the fingerprint, so an interrupted run produces the same files as an
+anything that a killed run wrote after that is discarded. At the end the files move to the output directory, the
+manifest last. Names and contents depend only on the fingerprint, so an interrupted run produces the same files as an
 uninterrupted one.
 """
 

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from bitport.checkpoint.dtypes import TAGS, from_bytes, stored_shape
@@ -44,7 +43,7 @@ def check_data(directory: Path, manifest: Manifest) -> None:
     with Shards(directory, manifest, verify=True, mmap=True) as shards:
         for entry in manifest.tensors.values():
             for part in entry.parts:
-                shards.read(entry, part, torch.device("cpu"))
+                shards.read(entry, part)
 
 
 class Shards:
@@ -70,12 +69,12 @@ class Shards:
             self.reader.close()
         self.name, self.reader = "", None
 
-    def read(self, entry: Entry, part: str, device: torch.device) -> Tensor:
+    def read(self, entry: Entry, part: str) -> Tensor:
         key, described = entry.key(part), entry.parts[part]
         data = self._open(entry.shard).read_bytes(key)
         if self.verify and zlib.crc32(data.numpy().data) != described.crc32:
             raise CheckpointError(f"{self.directory / entry.shard}: the data of {key} is damaged. {AGAIN}")
-        return from_bytes(data, described.dtype, described.shape).to(device)
+        return from_bytes(data, described.dtype, described.shape)
 
     def _open(self, name: str) -> SafetensorsReader:
         if self.reader is None or name != self.name:

@@ -27,7 +27,6 @@ from bitport.numerics import FLOATS
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
-CPU = torch.device("cpu")
 MISTRAL = "params.json"
 """The configuration file of Mistral's own programs, instead of a config.json. Such checkpoints use other tensor names
 and another order of rows in query and key projections."""
@@ -195,7 +194,7 @@ class Own:
     def items(self) -> Iterator[tuple[str, Tensor]]:
         with Shards(self.path, self.manifest, verify=True) as shards:
             for name, entry in self.stored.items():
-                yield name, read_plain(shards, self.path, entry, CPU)
+                yield name, read_plain(shards, self.path, entry)
 
     def described(self) -> Iterator[Described]:
         for name, entry in self.stored.items():

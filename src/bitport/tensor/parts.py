@@ -82,8 +82,10 @@ def check_packed(parts: Quantized, fmt: Format, matrix: Matrix, name: str, batch
 
 
 def has_data(*tensors: Tensor) -> bool:
-    """Whether the tensors hold values: neither on the meta device nor under FakeTensorMode."""
-    return all(tensor.device.type != "meta" for tensor in tensors) and detect_fake_mode(tensors) is None
+    """Whether the tensors hold values: neither on the meta device, nor under FakeTensorMode, nor while compiled."""
+    if torch.compiler.is_compiling() or any(tensor.device.type == "meta" for tensor in tensors):
+        return False
+    return detect_fake_mode(tensors) is None
 
 
 def check_zero(zero: Tensor | None, fmt: Format) -> None:
@@ -91,7 +93,7 @@ def check_zero(zero: Tensor | None, fmt: Format) -> None:
     store them in few bits. Only checked on the CPU, where files are read; on other devices it would synchronize."""
     if fmt.zero != "int" or zero is None or zero.numel() == 0:
         return
-    if zero.device.type != "cpu" or torch.compiler.is_compiling() or not has_data(zero):
+    if zero.device.type != "cpu" or not has_data(zero):
         return
     most, given = 1 << fmt.number.bits, int(zero.max())
     if given > most:
@@ -114,7 +116,7 @@ def check_extra(
             raise ArgumentError(f"{name} must have shape [{k}], not {list(part.shape)}")
     if pre_scale is not None and pre_scale.dtype not in FLOATS:
         raise ArgumentError(f"pre_scale must be one of {', '.join(map(str, FLOATS))}, not {pre_scale.dtype}")
-    if perm is not None and device.type != "meta":
+    if perm is not None and has_data(perm):
         every = torch.arange(k, dtype=torch.int64, device=perm.device)
         if perm.dtype not in (torch.int32, torch.int64) or not torch.equal(perm.sort().values.to(torch.int64), every):
             raise ArgumentError(f"perm must hold each of 0..{k - 1} once")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from vllm.config import LoadConfig, ModelConfig
@@ -93,7 +92,7 @@ class Reading(TorchFunctionMode):
             for name, entry in self.manifest.tensors.items():
                 if entry.buffer == "derived":
                     continue
-                tensor = read_plain(shards, self.directory, entry, torch.device("cpu"))
+                tensor = read_plain(shards, self.directory, entry)
                 for each in (name, *(alias for alias, held in self.tied.items() if held == name)):
                     self.name = each
                     yield each, tensor
