@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,8 @@ def objects(file: Path) -> None:
 PROBLEMS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "one token": ("a.txt", lambda file: file.write_text("a"), "gives 1 tokens"),
     "not JSON": ("a.jsonl", lambda file: file.write_text('{"text": "ab"}\nab'), "line 2: not JSON"),
+    "deep JSON": ("a.jsonl", lambda file: file.write_text("[" * 200_000), "line 1: not JSON"),
+    "a long number": ("a.jsonl", lambda file: file.write_text("9" * 6000), "line 1: not JSON"),
     "no text": ("a.jsonl", lambda file: file.write_text('{"story": "ab"}'), 'must be an object with a string "text"'),
     "not there": ("nowhere.txt", lambda file: None, "cannot read"),
     "an empty directory": ("data", lambda file: file.mkdir(), "holds no .parquet"),
@@ -148,3 +151,11 @@ def test_problems_name_the_file(tmp_path: Path, problem: str) -> None:
     with pytest.raises(ArgumentError, match=message) as error:
         token_batches(tmp_path / name, encode)
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, True, "8"])
+@pytest.mark.parametrize("name", ["window", "tokens"])
+def test_numbers_of_tokens(name: str, count: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc")
+    with pytest.raises(ArgumentError, match=f"{name} must be a number of tokens, at least 1, not {count!r}"):
+        token_batches(tmp_path / "a.txt", encode, **{name: count})

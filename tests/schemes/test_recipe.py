@@ -301,6 +301,13 @@ def test_json_written_by_hand() -> None:
         ),
         pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": 3}]}', id="kinds-as-a-number"),
         pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": []}]}', id="no-kinds"),
+        pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": [[], 1]}]}', id="no-texts"),
+        pytest.param('{"version": 1, "rules": [{"match": "re:(", "scheme": "int8"}]}', id="no-expression"),
+        pytest.param('{"version": 1, "rules": [{"match": "re:a{' + 20 * "9" + '}", "scheme": "int8"}]}', id="repeated"),
+        pytest.param(
+            json.dumps({"version": 1, "rules": [{"match": "re:" + "(" * 20_000 + ")" * 20_000, "scheme": "int8"}]}),
+            id="deep-expression",
+        ),
         pytest.param(
             '{"version": 1, "more": 1, "rules": [{"match": "*", "scheme": "int8"}]}', id="unknown-key-outside"
         ),
@@ -380,7 +387,18 @@ def test_one_kind_in_a_file_is_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[" * 100_000, "[3]", '[{"name": "a"}]', '[{"name": "a", "scheme": {}, "reason": ""}]']
+    "text",
+    [
+        "",
+        "{}",
+        "[" * 100_000,
+        "[3]",
+        '[{"name": "a"}]',
+        '[{"name": "a", "scheme": {}, "reason": ""}]',
+        '[{"name": ["a"], "scheme": null, "reason": ""}]',
+        '[{"name": "a", "scheme": null, "reason": 3}]',
+        '[{"name": "a", "scheme": null, "reason": "", "more": 1}]',
+    ],
 )
 def test_what_is_no_plan_file(text: str) -> None:
     with pytest.raises((RecipeError, SchemeError)):

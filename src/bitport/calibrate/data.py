@@ -38,6 +38,9 @@ def token_batches(
     .safetensors file or as a .npy file. ``encode``: text -> token ids. ``seed``: take documents in random order, and
     random windows of their tokens; None: take the first ones.
     """
+    for name, count in (("window", window), ("tokens", tokens)):
+        if type(count) is not int or count < 1:
+            raise ArgumentError(f"{name} must be a number of tokens, at least 1, not {count!r}")
     file = path_of(path, "path")
     draw = None if seed is None else torch.Generator().manual_seed(seed)
     enough = tokens if draw is None else REACH * tokens
@@ -92,7 +95,7 @@ def _documents_of(file: Path) -> Iterator[str]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits
             raise ArgumentError(f"{file}, line {number}: not JSON: {error}") from error
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise ArgumentError(f'{file}, line {number}: each line must be an object with a string "text"')

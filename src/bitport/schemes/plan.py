@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bitport.errors import ArgumentError, RecipeError
-from bitport.schemes.scheme import Scheme, parsed
+from bitport.schemes.scheme import Scheme, checked, parsed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +72,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The inverse of :meth:`to_json`; RecipeError or SchemeError for anything else."""
-        try:
-            return cls(tuple(map(_choice_from, _list_of(parsed(text, "plan", RecipeError)))))
-        except (KeyError, TypeError) as error:
-            raise RecipeError(f"not a plan: {error!r}") from error
+        return cls(tuple(map(_choice_from, _list_of(parsed(text, "plan", RecipeError)))))
 
 
 def refuse_static(choices: Iterable[Choice], advice: str) -> None:
@@ -100,5 +97,11 @@ def _list_of(data: Any) -> list[Any]:
     return data
 
 
-def _choice_from(row: dict[str, Any]) -> Choice:
-    return Choice(row["name"], None if row["scheme"] is None else Scheme.from_dict(row["scheme"]), row["reason"])
+def _choice_from(row: Any) -> Choice:
+    keys = {"name", "scheme", "reason"}
+    fields = checked(row, "choice", keys, keys, RecipeError)
+    for key in ("name", "reason"):
+        if not isinstance(fields[key], str):
+            raise RecipeError(f"choice: {key} must be a str, not {fields[key]!r}")
+    scheme = fields["scheme"]
+    return Choice(fields["name"], None if scheme is None else Scheme.from_dict(scheme), fields["reason"])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bitport.errors import RecipeError
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import preset
-from bitport.schemes.scheme import Scheme, parsed
+from bitport.schemes.scheme import Scheme, checked, parsed
 
 VERSION = 1
 KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
@@ -101,12 +101,12 @@ class Rule:
             object.__setattr__(self, "kinds", tuple(self.kinds))
             if not self.kinds:
                 raise RecipeError(f"rule {self.match!r}: kinds is empty; leave it out for all kinds, or name some")
-            if unknown := set(self.kinds) - set(KINDS):
-                raise RecipeError(f"rule {self.match!r}: unknown kinds {sorted(unknown)}; known: {', '.join(KINDS)}")
+            if unknown := [kind for kind in self.kinds if kind not in KINDS]:
+                raise RecipeError(f"rule {self.match!r}: unknown kinds {unknown}; known: {', '.join(KINDS)}")
         if self.match.startswith("re:"):
             try:
                 _ = self._pattern
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise RecipeError(f"rule {self.match!r} is no regular expression: {error}") from error
 
     @functools.cached_property
@@ -287,9 +287,8 @@ def _rule_of(pair: Any) -> Rule:
     return Rule(*pair)
 
 
-def _rule_from(data: dict[str, Any]) -> Rule:
-    if unknown := set(data) - {"match", "scheme", "kinds"}:
-        raise RecipeError(f"rule: unknown keys {sorted(unknown)}; known: match, scheme, kinds")
+def _rule_from(data: Any) -> Rule:
+    checked(data, "rule", {"match", "scheme", "kinds"}, {"match", "scheme"}, RecipeError)
     scheme = data["scheme"]
     return Rule(data["match"], scheme if isinstance(scheme, str) else Scheme.from_dict(scheme), data.get("kinds"))
 

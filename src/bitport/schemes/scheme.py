@@ -29,7 +29,7 @@ class Scheme:
     def __post_init__(self) -> None:
         if not isinstance(self.weight, Format):
             raise SchemeError(f"a scheme's weight is a Format, not {self.weight!r}; preset('int4') is that of a name")
-        if self.act != "" and self.act not in ACTIVATIONS:
+        if self.act not in ("", *ACTIVATIONS):
             raise SchemeError(f"unknown activation {self.act!r}; known: {', '.join(ACTIVATIONS)}, or '' for none")
         if self.static and self.act not in STATIC:
             raise SchemeError(
@@ -62,13 +62,13 @@ class Scheme:
     @classmethod
     def from_dict(cls, data: Any) -> Scheme:
         """The inverse of :meth:`to_dict`. Unknown keys are refused: ignoring a field could change the values."""
-        fields = _checked(data, "scheme", {"version", "weight", "act", "static"}, {"version", "weight"})
+        fields = checked(data, "scheme", {"version", "weight", "act", "static"}, {"version", "weight"})
         if fields["version"] != VERSION or isinstance(fields["version"], bool):
             raise SchemeError(
                 f"scheme version {fields['version']!r}; this bitport reads version {VERSION}: upgrade bitport"
             )
         known = {f.name for f in dataclasses.fields(Format)}
-        weight = dict(_checked(fields["weight"], "scheme weight", known, {"dtype", "block"}))
+        weight = dict(checked(fields["weight"], "scheme weight", known, {"dtype", "block"}))
         block = weight["block"]
         if not (isinstance(block, (list, tuple)) and len(block) == 2 and all(type(b) is int for b in block)):
             raise SchemeError(f"scheme weight block must be two integers, not {block!r}")
@@ -96,11 +96,14 @@ def parsed(text: str, what: str, kind: type[BitportError]) -> Any:
         raise kind(f"not a {what}: {error}") from error
 
 
-def _checked(data: Any, what: str, allowed: set[str], required: set[str]) -> dict[str, Any]:
+def checked(
+    data: Any, what: str, allowed: set[str], required: set[str], kind: type[BitportError] = SchemeError
+) -> dict[str, Any]:
+    """Return ``data`` if it is a JSON object with these keys; otherwise raise ``kind``."""
     if not isinstance(data, dict):
-        raise SchemeError(f"a {what} is an object with the keys {sorted(allowed)}, not {type(data).__name__}")
+        raise kind(f"a {what} is an object with the keys {sorted(allowed)}, not {type(data).__name__}")
     if unknown := set(data) - allowed:
-        raise SchemeError(f"{what}: unknown keys {sorted(unknown)}; known: {sorted(allowed)}")
+        raise kind(f"{what}: unknown keys {sorted(map(str, unknown))}; known: {sorted(allowed)}")
     if missing := required - set(data):
-        raise SchemeError(f"{what}: missing keys {sorted(missing)}")
+        raise kind(f"{what}: missing keys {sorted(missing)}")
     return data
