@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,25 @@ def test_all_of_an_encoder_and_a_decoder_is_written(run: Run, whisper: Path, tmp
     model = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "out")
     given = {"input_features": torch.randn(2, 16, 64), "decoder_input_ids": torch.arange(12).reshape(2, 6)}
     assert torch.equal(model(**given).logits, right(**given).logits)
+
+
+def test_no_checkpoint_without_the_files_beside_it(
+    run: Run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They appear together, so a run that fails while it copies them leaves no checkpoint."""
+
+    def fails(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = ("quantize", llama, "--scheme", "int4", "--in-memory", "-o", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", fails)
+        ran = run(*words)
+    assert ran.code == 1
+    assert "No space left on device. What was there before is untouched" in ran.err
+    assert [*(tmp_path / "out").iterdir()] == []
+    assert run(*words).code == 0
+    assert {"config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 @pytest.mark.parametrize("how", [["--algorithm", "gptq"], ["--scheme", "auto", "--bits", "5"]], ids=["gptq", "auto"])

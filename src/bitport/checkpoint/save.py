@@ -19,7 +19,12 @@ from bitport.report.progress import progress as with_progress
 
 
 def save(
-    model: nn.Module, directory: str | Path, *, shard_size: int | str = SHARD_SIZE, progress: bool | None = None
+    model: nn.Module,
+    directory: str | Path,
+    *,
+    shard_size: int | str = SHARD_SIZE,
+    progress: bool | None = None,
+    carry: Iterable[tuple[str | Path, str | Path]] = (),
 ) -> Manifest:
     """Write every parameter and buffer of ``model``, quantized or not, to ``directory``, replacing any checkpoint
     there. Files that are not bitport's are kept. An interrupted save leaves the old checkpoint intact.
@@ -28,6 +33,8 @@ def save(
     the model only one tensor is in memory at a time. A model that several processes hold together (DTensors) is saved
     by all of them: they gather it tensor by tensor, and the first writes.
     ``shard_size``: the largest size of a file, in bytes or as a text, "5GB" or "500MiB".
+    ``carry``: further files that appear in the directory together with the checkpoint, as (name, content), where the
+    content is a text, or the path of a file to copy.
     """
     check_model(model)
     refuse_offloaded(model)
@@ -37,12 +44,17 @@ def save(
     stream = wholes(with_progress(every, len(every), "saving", progress))
 
     def write() -> Manifest:
-        return _write(stream, folder, shard_size)
+        return _write(stream, folder, shard_size, carry)
 
     return written_by_one(write, stream, folder) if is_shared(every) else write()
 
 
-def _write(stream: Iterable[tuple[Slot, Tensor]], directory: Path, shard_size: int | str) -> Manifest:
+def _write(
+    stream: Iterable[tuple[Slot, Tensor]],
+    directory: Path,
+    shard_size: int | str,
+    carry: Iterable[tuple[str | Path, str | Path]],
+) -> Manifest:
     names: dict[object, str] = {}
     with Writer(directory, shard_size=shard_size) as writer:
         for slot, tensor in stream:
@@ -51,4 +63,6 @@ def _write(stream: Iterable[tuple[Slot, Tensor]], directory: Path, shard_size: i
                 writer.add(name, tensor, buffer=slot.buffer)
             else:
                 writer.tie(slot.name, name)
+        for relative, content in carry:
+            writer.carry(relative, content)
     return writer.manifest

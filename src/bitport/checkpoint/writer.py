@@ -99,7 +99,7 @@ class Writer:
             )
         self.tied[alias] = name
 
-    def carry(self, relative: Path, content: Path | str) -> None:
+    def carry(self, relative: str | Path, content: str | Path) -> None:
         """Add the file ``relative`` to the directory, from a file or a text ``content``. It appears together with the
         checkpoint."""
         staged = self._staged(len(self.carried))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -202,11 +201,7 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=batches)
     if batches is not None:
         report = dataclasses.replace(report, calibration=streamed.described(args))
-    save(model, args.output)
-    for relative, content in files.others(dtype):
-        target = args.output / relative
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(content) if isinstance(content, str) else shutil.copyfile(content, target)
+    save(model, args.output, carry=files.others(dtype))
     return report
 
 
