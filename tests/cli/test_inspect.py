@@ -83,3 +83,28 @@ def test_inspect_does_not_wait_for_a_pipe(run: Run, tmp_path: Path) -> None:
         ran = run("inspect", path)
         assert ran.code == 1
         assert "not a regular file" in ran.err
+
+
+def test_inspect_lists_numbers_that_nothing_reads(run: Run, tmp_path: Path) -> None:
+    """Their size is that of their data, which no dtype of PyTorch tells."""
+    kinds = {"a": ("F4", [2, 4], 4), "b": ("F6_E2M3", [4], 3), "c": ("Q4_9", [8, 8], 40), "d": ("BF16", [3], 6)}
+    header, at = {}, 0
+    for name, (dtype, shape, nbytes) in kinds.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    path = tmp_path / "a.safetensors"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
+    listed = run("inspect", path, "--json", "--tensors").data["tensors"]
+    assert {each["name"]: (each["kind"], each["shape"], each["nbytes"]) for each in listed} == kinds
+    ran = run("quantize", path, "--scheme", "int4", "-o", tmp_path / "out")
+    assert (ran.code, "has the dtype 'F4'" in ran.err) == (1, True)
+
+
+def test_inspect_refuses_what_no_verb_reads(run: Run, tmp_path: Path) -> None:
+    """A key that is there twice, of which the safetensors library takes the last."""
+    one = '"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}'
+    text = f"{{{one},{one}}}".encode()
+    (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    ran = run("inspect", tmp_path / "a.safetensors")
+    assert (ran.code, "a key appears twice" in ran.err) == (1, True)

@@ -57,9 +57,12 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class SafetensorsReader:
-    def __init__(self, path: Path, *, mapped: bool = False, start: int = 0, size: int | None = None) -> None:
-        """``start``, ``size``: the part of ``path`` that is the safetensors file, if it is embedded."""
-        self.path, self.start = path, start
+    def __init__(
+        self, path: Path, *, mapped: bool = False, start: int = 0, size: int | None = None, any_dtype: bool = False
+    ) -> None:
+        """``start``, ``size``: the part of ``path`` that is the safetensors file, if it is embedded. ``any_dtype``:
+        also list tensors of dtypes that cannot be read."""
+        self.path, self.start, self.any_dtype = path, start, any_dtype
         self.metadata: dict[str, str] = {}
         """The metadata of the header."""
         self.mapped: Tensor | None = None
@@ -153,11 +156,12 @@ class SafetensorsReader:
                 raise ValueError(f"a tensor has at most {DIMENSIONS} dimensions, and below 2^63 elements")
         except (TypeError, KeyError, ValueError) as error:
             self._fail(f"{reprlib.repr(name)} is described by {reprlib.repr(entry)} ({error})")
-        if not isinstance(tag, str) or tag not in READABLE:
+        if not isinstance(tag, str) or not (self.any_dtype or tag in READABLE):
             raise CheckpointError(
                 f"{self.path}: {reprlib.repr(name)} has the dtype {reprlib.repr(tag)}; known are {', '.join(READABLE)}"
             )
-        if end - start != math.prod(shape) * READABLE[tag].itemsize or end > self.size - offset:
+        nbytes = math.prod(shape) * READABLE[tag].itemsize if tag in READABLE else end - start
+        if not start <= end <= self.size - offset or end - start != nbytes:
             self._fail(
                 f"{reprlib.repr(name)}, {tag} {reprlib.repr(shape)}, cannot be bytes {start} to {end} of its data"
             )

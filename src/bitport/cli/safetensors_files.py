@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
-from bitport.checkpoint.safetensors_reader import check_regular
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.source import INDEXES, Source
 from bitport.errors import CheckpointError
 
@@ -18,7 +14,7 @@ from bitport.errors import CheckpointError
 class Stored:
     name: str
     kind: str
-    """The scheme, or the dtype of an unquantized tensor."""
+    """The scheme, or the dtype of an unquantized tensor: in files of others its tag, BF16, F8_E4M3, F4, ..."""
     shape: tuple[int, ...]
     nbytes: int
     file: str
@@ -37,16 +33,7 @@ def stored_tensors(path: Path) -> list[Stored]:
 
 
 def _of_file(path: Path) -> list[Stored]:
-    check_regular(path)
-    try:
-        with safe_open(str(path), "pt") as file:
-            views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return [_stored(name, view.get_dtype(), tuple(view.get_shape()), path.name) for name, view in views.items()]
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from error
-
-
-def _stored(name: str, tag: str, shape: tuple[int, ...], file: str) -> Stored:
-    """``tag``: BF16, F8_E4M3, BOOL ...; its first number is the number of bits per element."""
-    bits = re.search(r"\d+", tag)
-    return Stored(name, tag, shape, math.prod(shape) * int(bits.group() if bits else 8) // 8, file)
+    with SafetensorsReader(path, any_dtype=True) as file:
+        return [
+            Stored(name, span.tag, span.shape, span.end - span.start, path.name) for name, span in file.tensors.items()
+        ]
