@@ -1,4 +1,4 @@
-"""Parse a manifest that may be damaged or hostile: every value is checked before it is used."""
+"""Parse JSON that may be damaged or hostile. Every value of a manifest is checked before it is used."""
 
 from __future__ import annotations
 
@@ -46,6 +46,17 @@ def read_manifest(directory: str | Path) -> Manifest:
 def parse_manifest(data: bytes, source: Path) -> Manifest:
     """Parse the text of a manifest; ``source``: its path, for errors."""
     return _Parser(source).manifest(data)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of others."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds {type(found).__name__}, not an object")
+    return found
 
 
 class _Parser:

@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,39 +16,20 @@ from torch import Tensor, nn
 
 from bitport.arguments import path_of
 from bitport.checkpoint.arranged import Arranged, Arrangement
-from bitport.checkpoint.dtypes import name_of
-from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER, NAME, SAID, Entry, Manifest, Part
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, NAME, SAID, Entry, Manifest, Part
 from bitport.checkpoint.names import targets_of
+from bitport.checkpoint.parse import json_object
+from bitport.checkpoint.quantized_by import quantized_by
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import inside
+from bitport.checkpoint.side_files import PICKLES, carried, check_others
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.nn.targets import find_targets
 from bitport.schemes import Target
 
 INDEX = "model.safetensors.index.json"
 INDEXES = (INDEX, DIFFUSERS_INDEX)
-COMPONENT = "_class_name"
-"""The key that names a diffusers class in config.json, and its pipeline in model_index.json."""
 PIPELINE = "model_index.json"
-POINTER = json.dumps({"metadata": {}, "weight_map": {NAME: NAME}}) + "\n"
-"""The index that diffusers finds in a bitport directory."""
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
-"""Suffixes of files that hold or list weights; all other files are copied."""
-QUANTIZATION = ("quantization_config", "compression_config")
-"""Keys of config.json that describe how weights are quantized."""
-QUANTIZATION_FILES = {
-    "quantize_config.json": "gptq",
-    "quant_config.json": "awq",
-    "hf_quant_config.json": "modelopt",
-    "quanto_qmap.json": "quanto",
-    "quantization_map.json": "quanto",
-}
-"""Files that, in some checkpoints, are the only description of the quantization -> its method."""
-QUANTIZED = {".W_q": "hqq"}
-"""Suffixes of tensor names that may be the only sign of a library's quantization -> its method."""
-MLX = "quantization"
-"""The key of config.json for MLX, which names no method."""
 TOKEN_EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|tok_embeddings|word_embeddings|embed_in|shared)\.weight")
 HEAD = "lm_head.weight"
 FETCH = "download a model of the hub with: hf download NAME --local-dir DIR"
@@ -106,7 +85,7 @@ class Source:
         self.files = sorted({held.file for held in self.tensors.values()})
         if arrangement is not None:
             self.tensors = _arranged(self.tensors, arrangement)
-        self.quantization = self._quantization()
+        self.quantization = quantized_by(self.path, self.config, self.tensors)
         if self.quantization is not None and not quantized:
             raise CheckpointError(
                 f"{self.path} is quantized already ({self.quantization.get('quant_method')}); give the original model, "
@@ -247,23 +226,6 @@ class Source:
             )
         return held[said]
 
-    def _quantization(self) -> dict[str, Any] | None:
-        """How the weights are quantized, according to config.json, the separate file of older libraries, or else the
-        names of tensors."""
-        parts = (self.config, *self.config.values())  # text_config, vision_config ..
-        mlx = self.config.get(MLX)
-        found = [part[key] for key in QUANTIZATION for part in parts if _has(part, key)]
-        if isinstance(mlx, dict) and not any(_has(said, "quant_method") for said in found):
-            return {"quant_method": "mlx", **mlx}
-        if found:
-            said = found[0] if isinstance(found[0], dict) else {}
-            return said if _has(said, "quant_method") else {**said, "quant_method": _method_of(said)}
-        for name, method in QUANTIZATION_FILES.items():
-            if self.is_directory and (self.path / name).is_file():
-                return {"quant_method": method, **json_object(self.path / name)}
-        ends = {method for end, method in QUANTIZED.items() for name in self.tensors if name.endswith(end)}
-        return {"quant_method": ends.pop()} if ends else None
-
     @functools.cached_property
     def tied(self) -> dict[str, str]:
         """The head that shares the token embedding: {its name: the embedding's}. Only if config.json says so, and the
@@ -284,81 +246,6 @@ class Source:
             with SafetensorsReader(self.tensors[name].file) as reader:
                 both.append(reader.read(name))
         return both[0].dtype == both[1].dtype and torch.equal(*both)
-
-
-def _method_of(said: dict[str, Any]) -> str | None:
-    """The method of settings that do not name it, as in some older versions."""
-    producer = said.get("producer")
-    if isinstance(producer, dict) and producer.get("name") == "modelopt":
-        return "modelopt"
-    return "bitsandbytes" if said.get("load_in_4bit") or said.get("load_in_8bit") else None
-
-
-def _has(part: Any, key: str) -> bool:
-    return isinstance(part, dict) and part.get(key) is not None
-
-
-def others(path: Path) -> Iterator[Path]:
-    """The files in the directory ``path`` that hold no weights, relative to it: configuration, tokenizer, licence."""
-    for file in sorted(path.rglob("*")) if path.is_dir() else ():
-        relative = file.relative_to(path)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        left = hidden or relative.parts[0] == FOLDER or file.name.endswith(WEIGHTS)
-        if file.is_file() and not left:
-            yield relative
-
-
-def check_others(path: Path) -> None:
-    """Check early: CheckpointError if one of these files is a link that is not followed, and a warning if something is
-    left out because of its name."""
-    for relative in others(path):
-        inside(path, str(relative))
-    if path.is_dir() and (path / FOLDER).is_dir():
-        warnings.warn(f"{path / FOLDER} is not carried over: bitport keeps unfinished work there", stacklevel=3)
-
-
-def carried(
-    path: Path, quantization: dict[str, Any], dtype: torch.dtype | None = None
-) -> Iterator[tuple[Path, str | Path]]:
-    """Yield (name, text or file) for what ``path`` holds besides weights. Only config.json changes: the keys of
-    ``quantization`` describe how weights are quantized, and ``dtype`` what floats were cast to."""
-    for relative in others(path):
-        file = path / relative
-        if file.name != NAME and str(relative) not in QUANTIZATION_FILES:
-            yield relative, _config(file, quantization, dtype) if str(relative) == "config.json" else file
-    if quantization == {"quantization_config": SAID} and class_name(path):
-        yield Path(DIFFUSERS_INDEX), POINTER
-
-
-def class_name(path: Path) -> str | None:
-    """The diffusers class of the model in the directory ``path``, or None if config.json names none."""
-    found = json_object(path / "config.json").get(COMPONENT) if (path / "config.json").is_file() else None
-    return found if isinstance(found, str) else None
-
-
-def _config(file: Path, quantization: dict[str, Any], dtype: torch.dtype | None) -> str:
-    said = _without(json_object(file))
-    for key, part in said.items():
-        if isinstance(part, dict):
-            said[key] = _without(part)
-    said |= quantization
-    if dtype is not None and COMPONENT not in said:
-        said = {key: value for key, value in said.items() if key != "torch_dtype"} | {"dtype": name_of(dtype)}
-    return json.dumps(said, indent=2) + "\n"
-
-
-def _without(said: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if key not in (*QUANTIZATION, MLX)}
-
-
-def json_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds {type(found).__name__}, not an object")
-    return found
 
 
 def _arranged(tensors: dict[str, Held], arrangement: Arrangement) -> dict[str, Held]:

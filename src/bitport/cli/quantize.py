@@ -18,7 +18,8 @@ from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import check_free
-from bitport.checkpoint.source import Source, class_name
+from bitport.checkpoint.side_files import class_name
+from bitport.checkpoint.source import Source
 from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID
-from bitport.checkpoint.source import POINTER
+from bitport.checkpoint.side_files import POINTER
 from bitport.interop.component import class_of
 from bitport.schemes import Recipe, Rule, Target
 

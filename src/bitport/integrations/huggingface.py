@@ -24,7 +24,8 @@ from bitport import checkpoint
 from bitport.arguments import floats_of, path_of
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import SAID
-from bitport.checkpoint.source import FETCH, INDEXES, Source, class_name
+from bitport.checkpoint.side_files import class_name
+from bitport.checkpoint.source import FETCH, INDEXES, Source
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError, shortened
 from bitport.integrations.components import component, is_component, write_config

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID
-from bitport.checkpoint.source import COMPONENT, FETCH, PIPELINE, POINTER, QUANTIZATION, json_object
+from bitport.checkpoint.parse import json_object
+from bitport.checkpoint.quantized_by import QUANTIZATION
+from bitport.checkpoint.side_files import COMPONENT, POINTER
+from bitport.checkpoint.source import FETCH, PIPELINE
 from bitport.errors import CheckpointError, shortened
 from bitport.interop.skeleton import FACTOR, SPARE, Bounded, check_layers
 from bitport.interop.tracing import Made, traced

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from bitport.checkpoint.dtypes import TAGS_FOR_OTHERS
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER
+from bitport.checkpoint.quantized_by import QUANTIZATION_FILES
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes, metadata_entry
-from bitport.checkpoint.source import COMPONENT, INDEX, INDEXES, QUANTIZATION_FILES
+from bitport.checkpoint.side_files import COMPONENT
+from bitport.checkpoint.source import INDEX, INDEXES
 from bitport.checkpoint.writer import sync_directory, write_new
 from bitport.errors import ArgumentError, CheckpointError
 

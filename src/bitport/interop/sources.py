@@ -17,7 +17,8 @@ from bitport.checkpoint.names import target_of
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
-from bitport.checkpoint.source import Source, carried, check_others
+from bitport.checkpoint.side_files import carried, check_others
+from bitport.checkpoint.source import Source
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import comfy, gguf
 from bitport.interop.codec import Described, Reader, Weight, kind_of

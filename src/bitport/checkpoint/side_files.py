@@ -1,0 +1,78 @@
+"""The files beside the weights of a model that a checkpoint made of it includes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.checkpoint.dtypes import name_of
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER, NAME, SAID
+from bitport.checkpoint.parse import json_object
+from bitport.checkpoint.quantized_by import MLX, QUANTIZATION, QUANTIZATION_FILES
+from bitport.checkpoint.shards import inside
+
+COMPONENT = "_class_name"
+"""The key that names a diffusers class in config.json, and its pipeline in model_index.json."""
+POINTER = json.dumps({"metadata": {}, "weight_map": {NAME: NAME}}) + "\n"
+"""The index that diffusers finds in a bitport directory."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
+"""Suffixes of files that hold or list weights; all other files are copied."""
+
+
+def others(path: Path) -> Iterator[Path]:
+    """The files in the directory ``path`` that hold no weights, relative to it: configuration, tokenizer, licence."""
+    for file in sorted(path.rglob("*")) if path.is_dir() else ():
+        relative = file.relative_to(path)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        left = hidden or relative.parts[0] == FOLDER or file.name.endswith(WEIGHTS)
+        if file.is_file() and not left:
+            yield relative
+
+
+def check_others(path: Path) -> None:
+    """Check early: CheckpointError if one of these files is a link that is not followed, and a warning if something is
+    left out because of its name."""
+    for relative in others(path):
+        inside(path, str(relative))
+    if path.is_dir() and (path / FOLDER).is_dir():
+        warnings.warn(f"{path / FOLDER} is not carried over: bitport keeps unfinished work there", stacklevel=3)
+
+
+def carried(
+    path: Path, quantization: dict[str, Any], dtype: torch.dtype | None = None
+) -> Iterator[tuple[Path, str | Path]]:
+    """Yield (name, text or file) for what ``path`` holds besides weights. Only config.json changes: the keys of
+    ``quantization`` describe how weights are quantized, and ``dtype`` what floats were cast to."""
+    for relative in others(path):
+        file = path / relative
+        if file.name != NAME and str(relative) not in QUANTIZATION_FILES:
+            yield relative, _config(file, quantization, dtype) if str(relative) == "config.json" else file
+    if quantization == {"quantization_config": SAID} and class_name(path):
+        yield Path(DIFFUSERS_INDEX), POINTER
+
+
+def class_name(path: Path) -> str | None:
+    """The diffusers class of the model in the directory ``path``, or None if config.json names none."""
+    found = json_object(path / "config.json").get(COMPONENT) if (path / "config.json").is_file() else None
+    return found if isinstance(found, str) else None
+
+
+def _config(file: Path, quantization: dict[str, Any], dtype: torch.dtype | None) -> str:
+    said = _without(json_object(file))
+    for key, part in said.items():
+        if isinstance(part, dict):
+            said[key] = _without(part)
+    said |= quantization
+    if dtype is not None and COMPONENT not in said:
+        said = {key: value for key, value in said.items() if key != "torch_dtype"} | {"dtype": name_of(dtype)}
+    return json.dumps(said, indent=2) + "\n"
+
+
+def _without(said: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key not in (*QUANTIZATION, MLX)}
