@@ -15,14 +15,11 @@ import numpy
 import pytest
 import torch
 import torch.multiprocessing as mp
-import torch.nn.functional as F
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bitport
 from bitport.errors import ArgumentError, SchemeError
-from bitport.numerics import Quantized
 from bitport.schemes import PRESETS
 from bitport.tensor import EXTRA, PARTS, QTensor, from_parts, quantize_tensor
 from bitport.tensor.qtensor import ATEN, rebuild
@@ -440,24 +437,6 @@ def test_parts_given_by_hand_are_checked(make: Make) -> None:
         from_parts(q.parts, q.scheme, shape=(64, 128), dtype=torch.float32)
     with pytest.raises(ArgumentError, match="part 'zero' is missing"):
         from_parts(q.parts._replace(zero=None), q.scheme, shape=(64, 96), dtype=torch.float32)
-
-
-def test_parts_without_values_are_not_looked_at(make: Make) -> None:
-    q, perm = make().to_layout("plain"), torch.randperm(96)
-
-    def made(perm: Tensor, *parts: Tensor | None) -> QTensor:
-        return from_parts(Quantized(*parts), q.scheme, shape=(64, 96), dtype=torch.float32, perm=perm)
-
-    with FakeTensorMode() as mode:
-        parts = [None if part is None else mode.from_tensor(part) for part in q.parts]
-        assert made(mode.from_tensor(perm), *parts).shape == (64, 96)
-
-    def used(x: Tensor, perm: Tensor, *parts: Tensor | None) -> Tensor:
-        return F.linear(x, made(perm, *parts))
-
-    x = torch.randn(2, 96)
-    compiled = torch.compile(used, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(x, perm, *q.parts), used(x, perm, *q.parts))
 
 
 @pytest.mark.parametrize("given", [16, 17])

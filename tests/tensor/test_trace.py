@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bitport
-from bitport.numerics import sqnr
+from bitport.numerics import Quantized, sqnr
 from bitport.schemes import PRESETS, preset
-from bitport.tensor import cache_key, quantize_tensor
+from bitport.tensor import QTensor, cache_key, from_parts, quantize_tensor
 
 
 class Small(nn.Module):
@@ -198,3 +199,21 @@ def test_attention_of_any_length_is_exported() -> None:
     for size in (5, 64, 192):
         x = torch.randn(2, size, 64)
         torch.testing.assert_close(exported(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_parts_without_values_are_not_looked_at() -> None:
+    q, perm = quantize_tensor(torch.randn(64, 96), "int4-g32").to_layout("plain"), torch.randperm(96)
+
+    def made(perm: Tensor, *parts: Tensor | None) -> QTensor:
+        return from_parts(Quantized(*parts), q.scheme, shape=(64, 96), dtype=torch.float32, perm=perm)
+
+    with FakeTensorMode() as mode:
+        parts = [None if part is None else mode.from_tensor(part) for part in q.parts]
+        assert made(mode.from_tensor(perm), *parts).shape == (64, 96)
+
+    def used(x: Tensor, perm: Tensor, *parts: Tensor | None) -> Tensor:
+        return F.linear(x, made(perm, *parts))
+
+    x = torch.randn(2, 96)
+    compiled = torch.compile(used, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x, perm, *q.parts), used(x, perm, *q.parts))
