@@ -69,6 +69,17 @@ def test_ops_of_several_results_say_so() -> None:
     assert list(signature.parameters) == ["array0"]
 
 
+def test_functions_of_growing_sizes_are_not_all_kept() -> None:
+    """A program that decodes asks for another one at each step."""
+    most = static.of_arrays.cache_info().maxsize
+    assert most is not None
+    before = static.of_arrays("attention", (static.ARRAY, 0))
+    for n in range(1, most + 1):
+        static.of_arrays("attention", (static.ARRAY, n))
+    assert static.of_arrays.cache_info().currsize == most
+    assert static.of_arrays("attention", (static.ARRAY, 0)) is not before
+
+
 def test_a_missing_library_is_named() -> None:
     for adapter, library in ((torch_xla_ops, "torch_xla"), (torch_tpu_ops, "torch_tpu")):
         assert str(adapter.refuses(*SAMPLE.args)).startswith(f"{library} not installed")

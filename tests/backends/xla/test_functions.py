@@ -110,6 +110,39 @@ def test_integer_sums_are_32_bits(group: int) -> None:
     assert all("xi8>" in line and line.rstrip().endswith("xi32>") for line in dots)
 
 
+@pytest.mark.parametrize("layout", ["plain", "k_major"])
+@pytest.mark.parametrize("zero", [None, 0])
+def test_integer_sums_of_many_columns(layout: str, zero: int | None) -> None:
+    """140000 products of 127 * 127 need 32 bits, and as many of 127 * 255 (with zero points) 33."""
+    n, k = 2, 140_000
+    data = jnp.full((n, k), 255, jnp.uint8) if layout == "plain" else jnp.full((k, n), 127, jnp.int8)
+    grid = (n, 1) if layout == "plain" else (1, n)
+    zeros = None if zero is None else jnp.full(grid, zero, jnp.uint8)
+    x = jnp.ones((1, k), jnp.float32)
+    args = (data, jnp.ones(grid, jnp.float32), zeros, None, "int8", n, k, 1, k, layout, "int8", None, None)
+    wanted = float(k * (127 if zero is None else 255))
+    np.testing.assert_allclose(np.asarray(FUNCTIONS["dyn_linear"](x, *args)), wanted, rtol=2.0**-21)
+
+
+def test_integer_sums_of_many_columns_in_blocks() -> None:
+    """Two blocks, each too long for one sum."""
+    n, size = 2, 140_000
+    w, scaler = jnp.full((2, size, n), 127, jnp.int8), jnp.asarray([[1.0] * n, [2.0] * n])
+    y = FUNCTIONS["quantized_matmul"](jnp.ones((1, 2 * size)), w, scaler, None, size, False, True)
+    np.testing.assert_allclose(np.asarray(y), 3.0 * 127 * size, rtol=2.0**-21)
+
+
+@pytest.mark.parametrize("layout", ["plain", "k_major"])
+def test_an_id_outside_the_table_gives_nan(layout: str) -> None:
+    codes, scale = np.arange(12, dtype=np.uint8).reshape(4, 3), np.ones((4, 1), np.float32)
+    parts = (codes, scale) if layout == "plain" else ((codes ^ 128).T.view(np.int8), scale.T)
+    rest = (None, None, "int8", 4, 3, 1, 3, layout, "float32")
+    y = FUNCTIONS["embedding"](jnp.asarray([0, 3, 4, 99, -1]), *map(jnp.asarray, parts), *rest)
+    expected = np.full((5, 3), np.nan)
+    expected[:2] = codes[[0, 3]] - 128.0
+    np.testing.assert_array_equal(np.asarray(y), expected)
+
+
 def test_native_int4_is_unpacked_as_its_bytes_are() -> None:
     n, k = 6, 8
     data = jnp.asarray(np.random.default_rng(0).integers(0, 256, (k, n // 2)), jnp.uint8)

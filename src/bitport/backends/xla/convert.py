@@ -21,7 +21,8 @@ def jax_dtype(dtype: Any) -> Any:
 
 
 def embedding(ids: Array, *rest: Any) -> Array:
-    """Gather the rows ``ids`` from the parts, then dequantize them; the scales of row i are scale[i // block_n]."""
+    """Gather the rows ``ids`` from the parts, then dequantize them; the scales of row i are scale[i // block_n]. A
+    compiled program cannot raise an error: an id outside the table gives NaN."""
     *parts, out_dtype = rest
     weight, flat = JaxWeight(*parts), ids.reshape(-1)
     axis = 1 if weight.layout == NAME else 0  # the one along N
@@ -42,7 +43,9 @@ def embedding(ids: Array, *rest: Any) -> Array:
         n=flat.shape[0],
         block_n=1,
     )
-    return dense(*picked).astype(jax_dtype(out_dtype)).reshape(*ids.shape, weight.k)
+    inside = (flat >= 0) & (flat < weight.n)
+    value = jnp.where(inside[:, None], dense(*picked), jnp.nan)
+    return value.astype(jax_dtype(out_dtype)).reshape(*ids.shape, weight.k)
 
 
 def dequantize(*args: Any) -> Array:

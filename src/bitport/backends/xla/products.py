@@ -6,6 +6,8 @@ operands are multiplied in full precision (HIGHEST), where a TPU would round the
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import jax
@@ -28,6 +30,8 @@ from bitport.numerics import ACTIVATIONS
 
 TURNED = (((1,), (1,)), ((), ()))  # x [M, K], w [N, K]
 STRAIGHT = (((1,), (0,)), ((), ()))  # x [M, K], w [K, N]
+LONGEST_INT = 1 << 16
+"""Most columns whose products of int8 are summed in int32: even 2^16 of -128 * -128 make only 2^30."""
 
 
 def dot(x: Array, w: Array, dims: Any) -> Array:
@@ -140,14 +144,17 @@ def k_major_integers(weight: JaxWeight) -> tuple[Array, Array, Array | None]:
 
 def grouped_sum(xq: Array, wq: Array, scale: Array, zero: Array | None, group: int) -> Array:
     """Return float32 [M, N]: the sum over groups c of scale[c] * (xq_c wq_c - zero[c] * sum xq_c), group by group, so
-    that at most one int32 [M, N] is alive."""
+    that at most one int32 [M, N] is alive. Sums of more than LONGEST_INT columns are added in float32."""
 
     def product(x: Array, w: Array, s: Array, z: Array | None) -> Array:
-        sums = jax.lax.dot_general(x, w.astype(jnp.int8), STRAIGHT, preferred_element_type=jnp.int32)
-        sums = sums.astype(jnp.float32)
-        if z is not None:
-            sums = sums - z * jnp.sum(x, 1, dtype=jnp.int32).astype(jnp.float32)[:, None]
-        return sums * s
+        pieces = [slice(at, at + LONGEST_INT) for at in range(0, max(x.shape[1], 1), LONGEST_INT)]
+        return functools.reduce(operator.add, (sums(x[:, here], w[here], z) for here in pieces)) * s
+
+    def sums(x: Array, w: Array, z: Array | None) -> Array:
+        exact = jax.lax.dot_general(x, w.astype(jnp.int8), STRAIGHT, preferred_element_type=jnp.int32)
+        if z is None:
+            return exact.astype(jnp.float32)
+        return exact.astype(jnp.float32) - z * jnp.sum(x, 1, dtype=jnp.int32).astype(jnp.float32)[:, None]
 
     groups = scale.shape[0]
     if groups == 1:

@@ -18,7 +18,7 @@ def split(args: tuple[Any, ...], kind: type = Tensor) -> tuple[tuple[Any, ...], 
     return tensors, tuple(ARRAY if isinstance(arg, kind) else arg for arg in args)
 
 
-@functools.cache
+@functools.lru_cache(4096)  # bounded: attention has another n at each step
 def of_arrays(op: str, shape: tuple[Any, ...]) -> Callable[..., Any]:
     """Return the function of the arrays; it is cached, so that what was compiled for it is found again."""
     from bitport.backends.xla.functions import FUNCTIONS
