@@ -7,7 +7,7 @@ import ctypes
 import functools
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -76,5 +76,15 @@ def every_code_and_zero(dtype: torch.dtype) -> tuple[list[Weight], torch.Tensor]
     return weights, codes.double() - zeros.double()
 
 
+class Stream(NamedTuple):
+    cuda_stream: int
+
+
 def in_place_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    in_stream(monkeypatch, 0)
+
+
+def in_stream(monkeypatch: pytest.MonkeyPatch, number: int, captured: bool = False) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream(number))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import bitport as bp
 from bitport import layouts
-from bitport.backends.aten import int8pack_mm, int_mm, rows, scaled_mm
+from bitport.backends.aten import int8pack_mm, int_mm, rows, scaled_mm, scaled_mm_mx
 from bitport.backends.cpu import int8pack_mm as cpu_int8pack_mm
 from bitport.backends.cpu import int_mm as cpu_int_mm
 from bitport.backends.cuda import capability
@@ -21,6 +22,7 @@ from bitport.backends.cuda import int4pack_mm as cuda_int4pack_mm
 from bitport.backends.xpu import int4pack_mm as xpu_int4pack_mm
 from bitport.numerics import Quantized
 from bitport.ops import OPS, Sample, Weight
+from bitport.ops.product import operand
 from bitport.ops.samples import apart, product_budget
 from tests.backends.products import CPU, products, shortfall
 
@@ -214,6 +216,42 @@ def test_rows_start_where_vectors_do(dtype: torch.dtype) -> None:
         assert torch.equal(got, x.view(6, 8))
         assert got.data_ptr() % 16 == 0
         assert (got.data_ptr() == x.data_ptr()) == (start != 1)
+
+
+def test_rows_of_memory_that_is_not_aligned() -> None:
+    """It begins at its storage, which begins anywhere."""
+    x = torch.frombuffer(bytearray(range(82)), dtype=BF16, offset=2, count=40)[:32].view(4, 8)
+    x = x if x.data_ptr() % 16 else torch.frombuffer(bytearray(range(82)), dtype=BF16, offset=4, count=32).view(4, 8)
+    assert x.storage_offset() == 0
+    assert x.data_ptr() % 16 != 0
+    assert rows(x).data_ptr() % 16 == 0
+    assert torch.equal(rows(x).view(torch.int16), x.view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "layout", "run", "op", "cut"),
+    [
+        ("int8-dyn", "signed_int8", partial(int_mm.run, 17), "torch._int_mm", slice(8, 40)),
+        ("fp8-row", "plain", scaled_mm.run, "torch._scaled_mm", slice(8, 40)),
+        ("nvfp4", "plain", scaled_mm_mx.run, "torch.nn.functional.scaled_mm", slice(16, 48)),
+    ],
+)
+def test_columns_of_a_weight_start_where_vectors_do(
+    scheme: str, layout: str, run: Any, op: str, cut: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = bp.quantize_tensor(torch.randn(64, 64).to(BF16), scheme)[:, cut].to_layout(layout)
+    given = []
+
+    def library(a: Tensor, b: Tensor, *rest: Any, **options: Any) -> Tensor:
+        given.extend([a, b])
+        return torch.zeros(a.shape[0], b.shape[1], dtype=torch.int32 if op == "torch._int_mm" else BF16)
+
+    monkeypatch.setattr(op, library)
+    act = q.scheme.act
+    run(torch.randn(3, 32).to(BF16), *operand(q), act, None, None)
+    assert [part.data_ptr() % 16 for part in given] == [0, 0]
+    assert given[1].t().is_contiguous()
+    assert torch.equal(given[1].t().contiguous().view(torch.uint8), operand(q)[0].contiguous().view(torch.uint8))
 
 
 @needs_rows

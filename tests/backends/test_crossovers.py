@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import bitport as bp
-from bitport.backends import cpu
+from bitport.backends import cpu, measured
 from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.crossovers import ROWS, most_rows
 from bitport.backends.cpu.native import Library
@@ -67,7 +67,7 @@ def test_the_dense_product_is_right(library: Library, scheme: str, dtype: torch.
     dense = library.dense(operand(q), dtype)
     assert float(sqnr(q.dequantize(torch.float32), library.dense(operand(q), torch.float32))) > 130
     x, bias = torch.randn(2, 3, 208).to(dtype), torch.randn(70)
-    crossovers.use(library, {crossovers.kind(operand(q)): 0})
+    crossovers.use(library, {measured.kind(operand(q)): 0})
     got = OPS["linear"].overload(x, *operand(q), bias)
     assert torch.equal(got, torch.nn.functional.linear(x, dense, bias.to(dtype)))
 
@@ -76,6 +76,7 @@ def test_the_dense_product_is_right(library: Library, scheme: str, dtype: torch.
     ("text", "message"),
     {
         "no JSON": ("{", "it is no JSON"),
+        "a long number": ('{"version": ' + "1" * 5000 + "}", "it is no JSON"),
         "deep": ("[" * 100000, "it is no JSON"),
         "a list": ("[]", "not of version 1"),
         "a later version": ('{"version": 2}', "not of version 1"),
@@ -83,7 +84,7 @@ def test_the_dense_product_is_right(library: Library, scheme: str, dtype: torch.
         "no rows": (None, "most_rows must name a whole number"),
         "binary": (b"\xff\xfe\x00", "codec can't decode"),
     }.values(),
-    ids=["no JSON", "deep", "a list", "a later version", "another machine", "no rows", "binary"],
+    ids=["no JSON", "a long number", "deep", "a list", "a later version", "another machine", "no rows", "binary"],
 )
 def test_a_damaged_file_is_ignored_with_a_warning(library: Library, text: str | bytes | None, message: str) -> None:
     file = crossovers.path(library)

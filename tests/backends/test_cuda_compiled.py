@@ -77,6 +77,17 @@ def test_compiled_once_for_all_that_it_depends_on(nvrtc: Nvrtc, tmp_path: Path) 
     assert len(nvrtc.made) == len(list(tmp_path.glob("cuda/*.cubin"))) == 4
 
 
+@pytest.mark.parametrize("keep", [0, 20, 40, -1], ids=["empty", "in the checksum", "in the code", "one byte less"])
+def test_damaged_code_is_not_loaded(nvrtc: Nvrtc, tmp_path: Path, keep: int) -> None:
+    made = compiled.binary(SOURCE, "90a")
+    (file,) = tmp_path.glob("cuda/*.cubin")
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.warns(UserWarning, match="is damaged: it is compiled anew"):
+        again = compiled.binary(SOURCE, "90a")
+    assert (made, again) == (f"1 {SOURCE}".encode(), f"2 {SOURCE}".encode())
+    assert compiled.binary(SOURCE, "90a") == again, "as it was kept"
+
+
 def test_where_nothing_can_be_kept(nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BITPORT_CACHE", "/dev/null")
     for _ in range(2):

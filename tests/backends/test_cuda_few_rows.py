@@ -17,7 +17,7 @@ import torch
 from bitport.backends.cuda import capability, few_rows
 from bitport.backends.cuda.few_rows import DEEP, MIDDLE, NARROW, WIDE, Form, Size, size_of, source
 from bitport.ops import Sample, Weight
-from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device
+from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device, in_stream
 from tests.backends.products import products, shortfall
 from tests.native.builds import nvcc
 
@@ -168,7 +168,54 @@ def test_what_wrote_a_weight_has_ended_before_it_is_read_early(emulator: Callabl
     assert not few_rows.unchanged(data, scale, zero.clone()), "another, which nobody has waited for"
     with torch.inference_mode():
         counted_by_nobody = data.clone()
-    assert [few_rows.unchanged(counted_by_nobody) for _ in range(2)] == [False, False]
+    few_rows.waited_for(counted_by_nobody)
+    assert not few_rows.unchanged(counted_by_nobody)
+
+
+FIRST, SECOND, GRAPH, FORK = (1, False), (2, False), (3, True), (4, True)
+"""Streams, and whether a graph captures them."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "early"),
+    [
+        pytest.param([FIRST, SECOND, SECOND], [False, False, True], id="the second stream may have written it"),
+        pytest.param([FIRST, GRAPH, GRAPH, FORK], [False, True, True, True], id="the graph has not written it"),
+        pytest.param([GRAPH, GRAPH, FORK], [False, True, False], id="the fork may have written it"),
+        pytest.param([GRAPH, (3, False), (3, False)], [False, False, True], id="the captured call has not run"),
+    ],
+)
+def test_what_another_stream_wrote_is_waited_for(
+    emulator: Callable[[Size, Form], Emulated],
+    monkeypatch: pytest.MonkeyPatch,
+    lines: list[tuple[int, bool]],
+    early: list[bool],
+) -> None:
+    (sample,) = products("int4", BF16, "plain", 24, 256, m=1)
+    launches = emulator(WIDE, Form(4, 0, 128, BF16, True)).launches
+    launches.clear()
+    for line in lines:
+        in_stream(monkeypatch, *line)
+        product(sample, WIDE)
+    assert [each for _, each in launches] == early
+
+
+def test_a_call_that_failed_has_waited_for_nothing(
+    emulator: Callable[[Size, Form], Emulated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sample,) = products("int4", BF16, "plain", 24, 256, m=1)
+    launches = emulator(WIDE, Form(4, 0, 128, BF16, True)).launches
+    launches.clear()
+
+    def fails(*args: Any) -> None:
+        raise RuntimeError("CUDA: cuModuleLoadData failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(few_rows, "_function", fails)
+        with pytest.raises(RuntimeError, match="cuModuleLoadData"):
+            product(sample, WIDE)
+    product(sample, WIDE)
+    assert launches == [(0, False)]
 
 
 def test_copies_of_a_weight_are_not_read_early(emulator: Callable[[Size, Form], Emulated]) -> None:

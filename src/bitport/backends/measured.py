@@ -10,6 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bitport.ops import Weight
+
+
+def kind(weight: Weight) -> str:
+    """What the speed depends on besides the size: number type, and whether scales are per row."""
+    return kind_of(weight.dtype, weight.block_k >= weight.k)
+
+
+def kind_of(dtype: str, whole_row: bool) -> str:
+    return f"{dtype}/{'row' if whole_row else 'group'}"
+
 
 def folder() -> Path:
     """Return the folder that BITPORT_CACHE names, else ``bitport`` in the user's cache folder."""
@@ -24,9 +35,9 @@ def read(file: Path, fault: Callable[[Any], str | None]) -> dict[str, Any] | Non
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # besides syntax: no UTF-8, a number of 4300 digits, deep nesting
         reason: str | None = f"it is no JSON ({error})"
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         reason = str(error)
     else:
         reason = fault(content)

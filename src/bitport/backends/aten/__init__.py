@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from bitport.numerics import Quantized
 from bitport.ops.convert import from_list
@@ -15,10 +16,21 @@ from bitport.ops.select import CHOOSERS
 
 
 def rows(x: Tensor) -> Tensor:
-    """Return x [..., K] as a contiguous [M, K], aligned to 16 bytes: kernels with vector loads either do not check
-    alignment or refuse unaligned tensors."""
-    flat = x.reshape(x.numel() // max(1, x.shape[-1]), x.shape[-1]).contiguous()
-    return flat.clone() if flat.storage_offset() * flat.itemsize % 16 else flat
+    """Return x [..., K] as :func:`aligned` [M, K]."""
+    return aligned(x.reshape(x.numel() // max(1, x.shape[-1]), x.shape[-1]))
+
+
+def aligned(part: Tensor) -> Tensor:
+    """Return ``part`` contiguous and aligned to 16 bytes: kernels with vector loads either do not check alignment or
+    refuse unaligned tensors."""
+    part = part.contiguous()
+    return part.clone() if beginning(part) % 16 else part
+
+
+def beginning(part: Tensor) -> int | torch.SymInt:
+    """Return the address of the first number, counted from that of the storage where a fake tensor has no memory. The
+    storage itself need not be aligned: it may be a file's or another library's."""
+    return part.storage_offset() * part.itemsize if isinstance(part, FakeTensor) else part.data_ptr()
 
 
 def finish(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -44,5 +44,9 @@ def refuses(costs: Costs, x: Tensor, *rest: Any) -> str | None:
 
 def run(x: Tensor, *rest: Any) -> Tensor:
     *weight, bias = rest
-    dense = CHOOSERS["dequantize"](*weight, x.dtype)
-    return F.linear(x.contiguous(), dense, None if bias is None else bias.to(x.dtype))  # as the generic kernel
+    return product(x, CHOOSERS["dequantize"](*weight, x.dtype), bias)
+
+
+def product(x: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply by a weight in x's dtype. x is made contiguous for the reason that the generic kernel of linear has."""
+    return F.linear(x.contiguous(), dense, None if bias is None else bias.to(x.dtype))

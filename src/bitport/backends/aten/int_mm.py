@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitport.backends.aten import finish, rounded
+from bitport.backends.aten import aligned, finish, rounded
 from bitport.numerics.packing import to_signed
 
 ACTIVATIONS = ("int8", "int8-tensor")
@@ -46,5 +46,5 @@ def run(least_rows: int, *args: Any) -> Tensor:
     m = codes.shape[0]
     if m < least_rows:
         codes = F.pad(codes, (0, 0, 0, least_rows - m))
-    sums = torch._int_mm(codes, data.t())[:m]
+    sums = torch._int_mm(codes, aligned(data).t())[:m]
     return finish(sums.float().mul_(q.scale).mul_(scale.float().reshape(1, -1)), x, bias)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.aten import grouped_mm, rounded, scaled_mm
+from bitport.backends.aten import aligned, grouped_mm, rounded, scaled_mm
 
 
 def refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
@@ -20,5 +20,5 @@ def refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
 def run(x: Tensor, ends: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     q = rounded(x, rest[-1])
     scales = q.scale.reshape(-1), scale.float().reshape(scale.shape[:2]).contiguous()
-    y = torch._scaled_grouped_mm(q.data, data.transpose(-2, -1), *scales, offs=ends, out_dtype=x.dtype)
+    y = torch._scaled_grouped_mm(q.data, aligned(data).transpose(-2, -1), *scales, offs=ends, out_dtype=x.dtype)
     return grouped_mm.owned(y, ends)

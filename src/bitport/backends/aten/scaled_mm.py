@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.aten import rounded
+from bitport.backends.aten import aligned, rounded
 
 BLOCKS = {"fp8": "row", "fp8-tensor": "tensor", "fp8-e5m2-tensor": "tensor"}
 
@@ -36,5 +36,6 @@ def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     *_, act, act_scale, bias = rest
     q = rounded(x, act, act_scale)
     bias = None if bias is None else bias.to(x.dtype).contiguous()  # the kernel ignores its strides
-    y = torch._scaled_mm(q.data, data.t(), q.scale, scale.float().contiguous().t(), bias=bias, out_dtype=x.dtype)
+    scales = q.scale, scale.float().contiguous().t()
+    y = torch._scaled_mm(q.data, aligned(data).t(), *scales, bias=bias, out_dtype=x.dtype)
     return y.reshape(*x.shape[:-1], y.shape[-1])

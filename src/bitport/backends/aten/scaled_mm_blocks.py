@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from bitport.backends.aten import finish, rounded
+from bitport.backends.aten import aligned, finish, rounded
 
 BLOCK = 128
 UNIT = 4
@@ -46,5 +46,5 @@ def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     x_scale = F.pad(q.scale, (0, 0, 0, -m % UNIT)).t().contiguous().t()
     w_scale = F.pad(scale.float(), (0, -scale.shape[1] % UNIT)).t()
     kinds = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
-    y = F.scaled_mm(codes, data.t(), x_scale, kinds[0], w_scale, kinds[1], output_dtype=x.dtype)
+    y = F.scaled_mm(codes, aligned(data).t(), x_scale, kinds[0], w_scale, kinds[1], output_dtype=x.dtype)
     return finish(y[:m], x, bias)

@@ -1,9 +1,6 @@
 """dyn_linear by ``aten::_scaled_mm_v2`` on tensor cores that apply block scales themselves: mxfp8 and nvfp4.
 
-They require scales [rows, blocks] in tiles of 128x4 (SWIZZLE_32_4_4), padded to whole tiles, in which
-
-    row 32 i + r, block j    is byte 16 r + 4 i + j
-
+They require scales [rows, blocks] in the order of bitport.numerics.swizzle, which PyTorch calls SWIZZLE_32_4_4.
 mxfp4 is missing: PyTorch supports it only if built with another library, and there is no way to query that.
 """
 
@@ -16,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from bitport.backends.aten import finish, rounded
+from bitport.backends.aten import aligned, finish, rounded
+from bitport.numerics.swizzle import swizzled
 
 FORMATS = {"mxfp8": ("float8_e4m3", torch.float8_e8m0fnu, 32), "nvfp4": ("float4_e2m1", torch.float8_e4m3fn, 16)}
 """Activation format -> what the weight must have: number type, dtype of the scale, columns per scale."""
@@ -43,21 +41,13 @@ def refuses(*args: Any) -> str | None:
 def run(x: Tensor, data: Tensor, scale: Tensor, zero: None, scale2: Tensor | None, *rest: Any) -> Tensor:
     *_, act, act_scale, bias = rest
     q = rounded(x, act, act_scale)
-    a, b = [swizzled(q.scale)], [swizzled(scale)]
-    codes, swizzles = (q.data, data), [SwizzleType.SWIZZLE_32_4_4]
+    a, b = [swizzled(q.scale).flatten()], [swizzled(scale).flatten()]
+    codes, swizzles = (q.data, aligned(data)), [SwizzleType.SWIZZLE_32_4_4]
     kinds = [ScalingType.BlockWise1x32]
     if q.scale2 is not None and scale2 is not None:
         kinds = [ScalingType.BlockWise1x16, ScalingType.TensorWise]
         swizzles = [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE]
         a, b = [*a, q.scale2.reshape(1)], [*b, scale2.reshape(1)]
-        codes = q.data.view(torch.float4_e2m1fn_x2), data.view(torch.float4_e2m1fn_x2)
+        codes = codes[0].view(torch.float4_e2m1fn_x2), codes[1].view(torch.float4_e2m1fn_x2)
     y = F.scaled_mm(codes[0], codes[1].t(), a, kinds, b, kinds, swizzles, swizzles, output_dtype=x.dtype)
     return finish(y, x, bias)
-
-
-def swizzled(scale: Tensor) -> Tensor:
-    """Return one-byte scales [rows, blocks], flat in the order above; tiles are in row-major order."""
-    raw = scale.view(torch.uint8)
-    filled = F.pad(raw, (0, -raw.shape[1] % 4, 0, -raw.shape[0] % 128))
-    tiles = filled.reshape(filled.shape[0] // 128, 4, 32, filled.shape[1] // 4, 4)
-    return tiles.permute(0, 3, 2, 1, 4).reshape(-1).view(scale.dtype)

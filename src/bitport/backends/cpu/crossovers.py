@@ -60,17 +60,8 @@ MOST_ROWS: dict[str, int | None] = {}
 """Kind -> most rows for the native kernel; kinds that were not measured are missing."""
 
 
-def kind(weight: Weight) -> str:
-    """What the speed depends on besides the size: number type, and whether scales are per row."""
-    return _kind(weight.dtype, weight.block_k >= weight.k)
-
-
-def _kind(dtype: str, whole_row: bool) -> str:
-    return f"{dtype}/{'row' if whole_row else 'group'}"
-
-
 def refuses(weight: Weight, rows: int) -> str | None:
-    most = MOST_ROWS.get(kind(weight))
+    most = MOST_ROWS.get(measured.kind(weight))
     return None if most is None or rows <= most else f"dense_mm was measured to be faster here from {most + 1} rows on"
 
 
@@ -139,7 +130,7 @@ def use(library: Library, most_rows: dict[str, int | None]) -> None:
     MOST_ROWS.update(most_rows)
     for dtype in NUMBER_TYPES:
         for whole_row in (False, True):
-            library.limit_rows(dtype, whole_row, MOST_ROWS.get(_kind(dtype, whole_row)))
+            library.limit_rows(dtype, whole_row, MOST_ROWS.get(measured.kind_of(dtype, whole_row)))
 
 
 def measure(library: Library, schemes: tuple[str, ...] = SCHEMES) -> Iterator[tuple[str, int | None]]:
@@ -151,7 +142,7 @@ def measure(library: Library, schemes: tuple[str, ...] = SCHEMES) -> Iterator[tu
         plain = Weight(*parts, scheme.weight.dtype, SIZE, SIZE, *scheme.weight.block_shape(SIZE, SIZE), "plain")
         packed = layout(CpuTiles.name).pack(plain.matrix, parts)
         weight = plain._replace(**packed._asdict(), layout=CpuTiles.name)
-        yield kind(weight), most_rows([_speedup(library, weight, rows) for rows in ROWS])
+        yield measured.kind(weight), most_rows([_speedup(library, weight, rows) for rows in ROWS])
 
 
 def most_rows(speedups: list[float]) -> int | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.backends.aten.dense_mm import product
 from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import Library
 from bitport.errors import ArgumentError
@@ -61,10 +61,7 @@ def register(library: Library) -> None:
         return library.linear(x, Weight(*rest[:10]), rest[10])
 
     def dense_mm(x: Tensor, *rest: Any) -> Tensor:
-        """Dequantize the weight to x's dtype and call PyTorch's own product; x is contiguous, as in the generic
-        kernel."""
-        weight, bias = Weight(*rest[:10]), rest[10]
-        return F.linear(x.contiguous(), library.dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+        return product(x, library.dense(Weight(*rest[:10]), x.dtype), rest[10])
 
     def dyn_linear(x: Tensor, *rest: Any) -> Tensor:
         *weight, act, act_scale, bias = rest

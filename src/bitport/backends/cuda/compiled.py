@@ -1,5 +1,6 @@
 """CUDA C++ that is compiled at its first call by NVRTC, the compiler that comes with PyTorch; no toolkit is needed.
-Binaries are cached in the user's cache folder under a hash of everything they depend on."""
+Binaries are cached in the user's cache folder under a hash of everything they depend on. A file begins with the SHA-256
+of the rest: the driver would refuse damaged code in every call, or run it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ SHARED_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
 CLUSTER, DEPENDENT = 4, 6
 """CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"""
+DIGEST = hashlib.sha256().digest_size
 Sizes = tuple[int, int, int]
 
 
@@ -77,12 +80,15 @@ def binary(source: str, architecture: str) -> bytes:
     options = [f"--gpu-architecture=sm_{architecture}", "--std=c++17"]
     depends = "\0".join([source, *options, str(torch.version.cuda), *map(str, _version())])
     file = measured.folder() / "cuda" / f"{hashlib.sha256(depends.encode()).hexdigest()}.cubin"
-    try:
-        return file.read_bytes()
-    except OSError:
-        made = _compile(source, options)
+    with contextlib.suppress(OSError):
+        content = file.read_bytes()
+        digest, kept = content[:DIGEST], content[DIGEST:]
+        if hashlib.sha256(kept).digest() == digest:
+            return kept
+        warnings.warn(f"{file} is damaged: it is compiled anew", stacklevel=2)
+    made = _compile(source, options)
     with contextlib.suppress(OSError):  # uncached: the next process compiles again
-        measured.write_bytes(file, made)
+        measured.write_bytes(file, hashlib.sha256(made).digest() + made)
     return made
 
 

@@ -2,11 +2,17 @@
 
 From sm90 on the kernel uses programmatic dependent launch: it begins, and prefetches its weight, before the previous
 kernel in the stream has ended. The weight must then have been written before that kernel began. This holds if an
-earlier call multiplied by the same tensors at the same version counts: that call waited for the writers, all later
-calls come after it, and it writes only its result, which is not a weight. The first call with a weight, and the first
-after a write to it, is therefore launched without overlap. x and the bias are read, and y is written, only after all
-previous kernels have ended. Where PyTorch does not count writes to a weight (bitport.tensor.versions) no call overlaps.
-Writes through ``.data`` go unnoticed.
+earlier call in the same stream multiplied by the same tensors at the same version counts: that call waited for the
+writers, all later ones of the stream begin after it, and it writes only its result, which is not a weight. The first
+call with a weight, the first after a write to it, and the first after one in another stream (this one may itself have
+written the weight) are therefore launched without overlap. x and the bias are read, and y is written, only after all
+previous kernels have ended.
+
+A call that a graph captures runs when the graph does, after all that was in the stream before. So it says nothing about
+calls outside; but those before the capture, in any stream, show that no write of this version is in the graph.
+
+Where PyTorch does not count writes to a weight (bitport.tensor.versions) no call overlaps. Writes through ``.data``,
+and those of a graph that is replayed, go unnoticed.
 """
 
 from __future__ import annotations
@@ -178,11 +184,12 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
     rows, y = aten.rows(x), x.new_empty(*x.shape[:-1], n)
     given = (weight.data, weight.scale, weight.zero)
     held = [None if part is None else part.contiguous() for part in given]
-    held[0] = operand.aligned(weight.data)
+    held[0] = aten.aligned(weight.data)
     bias = None if bias is None else bias.to(x.dtype).contiguous()
     as_given = all(part is own for part, own in zip(held, given, strict=True))
-    dependent = form.clusters and as_given and unchanged(*given)
+    may_overlap = form.clusters and as_given
     with torch.cuda.device(x.device):
+        dependent = may_overlap and unchanged(*given)
         _function(size, form, x.device)(
             *((size.blocks(n), 1, 1), 32 * size.warps, size.shared(rows.shape[0], k, form)),
             *map(address, (rows, *held, bias, y)),
@@ -190,25 +197,45 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
             cluster=size.splits if size.splits > 1 else 0,
             dependent=dependent,
         )
+        if may_overlap and not dependent:
+            waited_for(*given)
     return y
 
 
+class _Line(NamedTuple):
+    """What runs in the order in which it is launched."""
+
+    stream: int
+    captured: bool
+
+
+def _line() -> _Line:
+    return _Line(torch.cuda.current_stream().cuda_stream, torch.cuda.is_current_stream_capturing())
+
+
 _multiplied = WeakTensorKeyDictionary()
-"""Part of a weight -> its version count when it was last multiplied by."""
+"""Part of a weight -> (its version count, the line) when a call last waited for what wrote it."""
 
 
 def unchanged(*parts: Tensor | None) -> bool:
-    """Whether an earlier call asked this of each part, and none has been written to since."""
-    return all([_unchanged(part) for part in parts if part is not None])
+    """Whether each part was written before whatever the current stream runs next begins."""
+    line = _line()
+    return all(_unchanged(part, line) for part in parts if part is not None)
 
 
-def _unchanged(part: Tensor) -> bool:
-    if not versions.counts(part):
+def _unchanged(part: Tensor, line: _Line) -> bool:
+    if not versions.counts(part) or (known := _multiplied.get(part)) is None:
         return False
-    known = _multiplied.get(part) == part._version
-    if not known:
-        _multiplied[part] = part._version
-    return known
+    version, before = known
+    return version == part._version and (before == line or (line.captured and not before.captured))
+
+
+def waited_for(*parts: Tensor | None) -> None:
+    """Record that a call without overlap was launched, which comes after all that has written these parts."""
+    line = _line()
+    for part in parts:
+        if part is not None and versions.counts(part):
+            _multiplied[part] = part._version, line
 
 
 @functools.cache

@@ -106,7 +106,7 @@ def sizes(number: str, m: int, n: int, k: int, multiprocessors: int) -> list[tup
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tensor:
     n, k, groups = weight.n, weight.k, weight.k // weight.block_k
-    rows, data = aten.rows(x), operand.aligned(weight.data)
+    rows, data = aten.rows(x), aten.aligned(weight.data)
     m, y = rows.shape[0], x.new_empty(*x.shape[:-1], n)
     parts = weight.scale, weight.zero, None if bias is None else bias.to(x.dtype)
     held = [None if part is None else part.contiguous() for part in parts]

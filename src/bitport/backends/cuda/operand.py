@@ -27,9 +27,3 @@ def refuses(number: str, x: Tensor, weight: Weight, step: int) -> str | None:
     if weight.k % step or weight.k % weight.block_k or weight.block_n != 1:
         return f"K must be a multiple of {step} and of the scale's blocks, which are of one row; K is {weight.k}"
     return None
-
-
-def aligned(data: Tensor) -> Tensor:
-    """Return ``data`` contiguous and aligned to the 16 bytes that kernels copy at a time."""
-    data = data.contiguous()
-    return data if data.data_ptr() % 16 == 0 else data.clone()

@@ -68,7 +68,7 @@ class Config:
 
     def most_rows(self, kernel: str, weight: Weight) -> int | None:
         known = self._most_rows.get(kernel, {"*": None})
-        return known.get(kind(weight), known["*"])
+        return known.get(measured.kind(weight), known["*"])
 
     def least_rows(self, kernel: str) -> int | None:
         rows: int | None = self.content["least_rows"].get(kernel, 1)
@@ -77,11 +77,6 @@ class Config:
 
 def _for(entries: list[dict[str, Any]], rows: int) -> Blocks:
     return next(each for each in entries if each["rows"] is None or rows <= each["rows"])
-
-
-def kind(weight: Weight) -> str:
-    """What the speed depends on besides the size: number type, and whether scales are per row."""
-    return f"{weight.dtype}/{'row' if weight.block_k >= weight.k else 'group'}"
 
 
 def architecture(device: torch.device) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.backends import measured
 from bitport.backends.aten import LEAST_ROWS
+from bitport.backends.aten.dense_mm import product
 from bitport.backends.triton import attention, configs, inputs, linear, operand, rows, scaled
 from bitport.backends.triton.rounding import SEPARATE
 from bitport.layouts.tile_packed import TilePacked
@@ -34,7 +35,7 @@ def too_many(kernel: str, m: int, weight: Weight, device: torch.device) -> str |
     if not m:
         return NO_ROWS
     most = configs.of(device).most_rows(kernel, weight)
-    return None if most is None or m <= most else f"it is chosen for up to {most} rows of {configs.kind(weight)} here"
+    return None if most is None or m <= most else f"it is chosen for up to {most} rows of {measured.kind(weight)} here"
 
 
 def refuses_linear(kernel: str) -> Callable[..., str | None]:
@@ -129,10 +130,9 @@ def run_grouped_scaled(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
 
 def dense_mm(x: Tensor, *rest: Any) -> Tensor:
     """Dequantize the weight to x's dtype and call PyTorch's own product, which uses matrix units best."""
-    weight, bias = Weight(*rest[:10]), rest[10]
     with on(x.device):
-        dense = rows.dense(weight, x.dtype)
-    return F.linear(x, dense, None if bias is None else bias.to(x.dtype))
+        dense = rows.dense(Weight(*rest[:10]), x.dtype)
+    return product(x, dense, rest[10])
 
 
 def grouped(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:

@@ -284,7 +284,7 @@ def _crossovers(scheme: str, content: dict[str, Any], device: torch.device, note
         by_gemv, by_tiles, dense = (seconds.get((what, rows), math.inf) for what in ("gemv", "tiles", "dense"))
         gemv = rows if by_gemv <= min(by_tiles, dense) * WORTH else gemv
         tiles = rows if min(by_gemv, by_tiles) <= dense * WORTH else tiles
-    kind = configs.kind(weights[0])
+    kind = measured.kind(weights[0])
     content["most_rows"]["gemv"][kind], content["most_rows"]["tiles"][kind] = gemv, tiles
     return f"linear {kind}: gemv up to {gemv} rows, tiles up to {tiles}, then a dense product"
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bitport.backends.aten import beginning
 from bitport.layouts import Matrix
 from bitport.numerics import FLOATS, NUMBER_TYPES, ZEROS
 from bitport.ops import Weight
@@ -86,8 +87,8 @@ def _described(kind: Kind, float8: bool) -> tuple[tuple[int, ...], dict[str, Any
 def words(bits: int, k: int, data: Tensor) -> bool:
     """Whether rows are aligned for word loads: words of eight codes, or of 32 bits if no such word exists."""
     if bits in (1, 2, 4):
-        return k % 8 == 0 and data.storage_offset() % bits == 0
-    return k * bits % 32 == 0 and data.storage_offset() % 4 == 0
+        return k % 8 == 0 and beginning(data) % bits == 0
+    return k * bits % 32 == 0 and beginning(data) % 4 == 0
 
 
 def whole(part: Tensor | None) -> Tensor | None:

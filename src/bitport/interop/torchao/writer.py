@@ -11,12 +11,12 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.interop import codec
 from bitport.interop.codec import NO_CONV1D, Described
-from bitport.interop.swizzle import swizzled
 from bitport.interop.torchao.forms import form_of, typed
 from bitport.interop.torchao.header import part_of
 from bitport.interop.torchao.inputs import SYMMETRIC
 from bitport.interop.torchao.tensors import KINDS
 from bitport.numerics.packing import unpack_bits
+from bitport.numerics.swizzle import swizzled
 from bitport.tensor import QTensor
 
 NAMES = "tensor_names"
