@@ -36,10 +36,10 @@ class Emulated:
 
     def __call__(
         self,
+        *given: Any,
         grid: tuple[int, int, int],
         threads: int,
         shared: int,
-        *given: Any,
         cluster: int = 0,
         dependent: bool = False,
     ) -> None:

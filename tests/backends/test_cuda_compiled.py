@@ -150,8 +150,9 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_libraries", lambda: (driver, None))
     monkeypatch.setattr(compiled.torch.cuda, "current_stream", Stream)
     function = compiled.Function(b"code", "nothing", 4096)
-    function((1, 2, 3), 128, 512, ctypes.c_int(5), ctypes.c_int(6), cluster=4, dependent=True)
-    function((1, 1, 1), 32, 0)
+    numbers = ctypes.c_int(5), ctypes.c_int(6)
+    function(*numbers, grid=(1, 2, 3), threads=128, shared=512, cluster=4, dependent=True)
+    function(grid=(1, 1, 1), threads=32, shared=0)
     assert driver.launched == [
         {
             **{"grid": (1, 2, 3), "block": (128, 1, 1), "shared": 512, "stream": 7, "values": [5, 6]},

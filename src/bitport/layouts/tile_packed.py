@@ -27,7 +27,8 @@ SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
 class TilePacked:
     devices: tuple[str, ...] = () if torch.version.hip else ("cuda",)
-    """ROCm also calls its device type cuda, but has no kernel for this layout."""
+    """ROCm also calls its device type cuda, but has no kernel for this layout. Where Triton's kernels are registered,
+    that removes their device (bitport.backends.triton.kernels): they read int4 in row-major layouts."""
     weight_only = True
     data_ndim = 4
 

@@ -30,8 +30,8 @@ GENERIC = "generic"
 @dataclasses.dataclass(frozen=True)
 class Impl:
     """A kernel of ``op`` on devices of type ``device``. ``run`` and ``supports`` take the op's arguments. ``supports``
-    returns why the kernel refuses them, or None; it may depend on shapes, dtypes and devices, never on data or
-    process-wide state."""
+    returns why the kernel refuses them, or None; it may depend on shapes, dtypes and devices, and on
+    what was measured of these (a table that ``bitport tune`` wrote), never on data or on other process-wide state."""
 
     op: str
     name: str

@@ -6,10 +6,12 @@ reads of the weight. ROCm, whose device type is cuda too, gets only dense_mm, wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bitport.backends.aten import (
     dense_mm,
@@ -63,15 +65,17 @@ def scaled_grouped_mm_refuses(*args: Any) -> str | None:
     return scaled_grouped_mm.refuses(*args) or capability.other_than(args[0].device, 9)
 
 
+def _by_hand(name: str, run: Callable[..., Tensor], refuses: Callable[..., str | None]) -> Impl:
+    """A kernel of linear in CUDA C++."""
+    return Impl("linear", name, "cuda", run, from_rows(name, refuses))
+
+
 for _kernel in (
     Impl("linear", "dense_mm", "cuda", dense_mm.run, partial(dense_mm.refuses, DENSE), priority=5),
-    *(
-        Impl("linear", name, "cuda", its.run, from_rows(name, partial(its.refuses, number)))
-        for its, name, number in (
-            *((few_rows, "few_rows", "int4"), (few_rows, "few_rows_int8", "int8")),
-            *((many_rows, "many_rows", "int4"), (many_rows, "many_rows_int8", "int8")),
-        )
-    ),
+    _by_hand("few_rows", few_rows.run, partial(few_rows.refuses, "int4")),
+    _by_hand("few_rows_int8", few_rows.run, partial(few_rows.refuses, "int8")),
+    _by_hand("many_rows", many_rows.run, partial(many_rows.refuses, "int4")),
+    _by_hand("many_rows_int8", many_rows.run, partial(many_rows.refuses, "int8")),
     Impl("linear", "int4pack_mm", "cuda", int4pack_mm.run, int4pack_mm.refuses),
     Impl("int4pack_mm", "aten", "cuda", int4pack_mm.as_is, int4pack_mm.as_is_refuses),
     Impl("dyn_linear", "int_mm", "cuda", partial(int_mm.run, INT_MM_ROWS), from_rows("int_mm", int_mm_refuses)),

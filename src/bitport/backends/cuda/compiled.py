@@ -50,7 +50,7 @@ class Function:
         _driver("cuFuncSetAttribute", self._function, SHARED_BYTES, shared)
 
     def __call__(
-        self, grid: Sizes, threads: int, shared: int, *arguments: Any, cluster: int = 0, dependent: bool = False
+        self, *arguments: Any, grid: Sizes, threads: int, shared: int, cluster: int = 0, dependent: bool = False
     ) -> None:
         """Launch on the current stream. ``arguments``: ctypes values of the kernel's parameter types. ``cluster``:
         blocks along x in a cluster, where the kernel does not declare it. ``dependent``: programmatic dependent launch,

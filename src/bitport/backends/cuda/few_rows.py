@@ -191,9 +191,11 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
     with torch.cuda.device(x.device):
         dependent = may_overlap and unchanged(*given)
         _function(size, form, x.device)(
-            *((size.blocks(n), 1, 1), 32 * size.warps, size.shared(rows.shape[0], k, form)),
             *map(address, (rows, *held, bias, y)),
             *map(ctypes.c_int, (rows.shape[0], n, k)),
+            grid=(size.blocks(n), 1, 1),
+            threads=32 * size.warps,
+            shared=size.shared(rows.shape[0], k, form),
             cluster=size.splits if size.splits > 1 else 0,
             dependent=dependent,
         )

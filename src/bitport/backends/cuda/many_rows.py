@@ -114,10 +114,11 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
     form = Form(NUMBER_TYPES[weight.dtype].bits, operand.FLIPPED[weight.layout], per_step, x.dtype)
     with torch.cuda.device(x.device):
         _function(size, form, x.device)(
-            (-(-n // size.columns), -(-m // size.rows), size.splits),
-            *(128 * size.warpgroups, size.shared(form.bits)),
             *map(address, (rows, data, *held, y)),
             *map(ctypes.c_int, (m, n, k, groups, max(1, weight.block_k // STEP))),
+            grid=(-(-n // size.columns), -(-m // size.rows), size.splits),
+            threads=128 * size.warpgroups,
+            shared=size.shared(form.bits),
         )
     return y
 
