@@ -14,6 +14,7 @@ import torch
 
 from bench.gpu.pieces import KERNELS
 from bitport.backends import triton
+from bitport.backends.triton.operand import words
 from bitport.ops import IMPLS
 
 DEVICE = torch.accelerator.current_accelerator(check_available=True)
@@ -68,3 +69,15 @@ def test_without_triton_it_names_the_command(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(triton, "device", lambda: torch.device("cuda"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install triton" in str(triton.missing())
+
+
+@pytest.mark.parametrize(("bits", "k"), [(1, 8), (2, 8), (4, 8), (8, 4), (3, 32), (6, 16)])
+def test_words_are_loaded_where_they_begin(bits: int, k: int) -> None:
+    """Memory of a file begins anywhere, and its tensor at the beginning of that."""
+    whole = torch.frombuffer(bytearray(64), dtype=torch.uint8)
+    size = bits if bits in (1, 2, 4) else 4
+    for begin in range(8):
+        data = torch.frombuffer(bytearray(64), dtype=torch.uint8, offset=begin, count=32)
+        assert data.storage_offset() == 0
+        assert words(bits, k, data) == (data.data_ptr() % size == 0)
+    assert {words(bits, k, whole[begin:]) for begin in range(4)} == ({True} if size == 1 else {True, False})
