@@ -104,6 +104,9 @@ def test_the_longest_preset_that_fits_is_meant() -> None:
         pytest.param("int4-b8", "unknown suffix 'b8'", id="block-of-one-number"),
         pytest.param("int4-b0x8", "unknown suffix 'b0x8'", id="block-of-no-rows"),
         pytest.param("int4-nope", r"unknown suffix 'nope'; allowed: .*channel.*sym.*wo", id="no-such-suffix"),
+        pytest.param("int4-g32-foo", "unknown suffix 'foo'; allowed: g<N>", id="no-such-suffix-after-a-block"),
+        pytest.param("int4-g32-", "unknown suffix ''", id="dash-at-the-end-after-a-block"),
+        pytest.param("int8-g32-dyn", "unknown suffix 'dyn'.*int8-dyn is a preset", id="preset-as-a-suffix"),
         pytest.param("nf4-asym", "nf4-asym.*only integer types have a zero point", id="zero-of-a-table"),
         pytest.param("mxfp4-fzero", "only integer types have a zero point", id="zero-of-a-float"),
         pytest.param(" int4", "unknown scheme", id="space"),
@@ -112,6 +115,32 @@ def test_the_longest_preset_that_fits_is_meant() -> None:
 def test_what_is_no_name(name: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
         preset(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("INT4", "'int4'"),
+        ("int4 ", "'int4'"),
+        ("int4_g32", "'int4-g32'"),
+        ("int4-G32_sym", "'int4-g32-sym'"),
+        ("fp4", "'nvfp4' or 'mxfp4' or 'nf4'"),
+        ("int4g32", "'int4' or 'int3' or 'int2'"),
+    ],
+)
+def test_a_name_that_is_almost_right_is_recognized(name: str, meant: str) -> None:
+    with pytest.raises(SchemeError) as caught:
+        preset(name)
+    assert f" (did you mean {meant}?); " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["w4a16", "q4_k_m", "int4-g32-foo", "INT4-foo", "Int4_nf4x", "x" * 10**6])
+def test_nothing_is_suggested_where_nothing_is_near(name: str) -> None:
+    with pytest.raises(SchemeError) as caught:
+        preset(name)
+    assert "did you mean" not in str(caught.value)
+    if "int4" not in name.lower()[:5]:
+        assert "docs/choosing.md has the names of other libraries" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["int4-g32-g64", "int4-sym-asym", "int8-wo-wo", "int4-channel-g32"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 
 from bitport.errors import SchemeError
@@ -63,19 +64,27 @@ def preset(name: str) -> Scheme:
     """
     if not isinstance(name, str):
         raise SchemeError(f"a scheme is given as a Scheme or by name, such as 'int4', not as {name!r}")
-    base = max((p for p in PRESETS if name == p or name.startswith(p + "-")), key=len, default=None)
+    base = _base(name)
     if base is None:
         raise SchemeError(
-            f"unknown scheme {name!r}; presets: {', '.join(PRESETS)}; after a dash: {', '.join(SUFFIXES)}"
+            f"unknown scheme {name!r}{_meant(name)}; presets: {', '.join(PRESETS)}; after a dash: "
+            f"{', '.join(SUFFIXES)}; docs/choosing.md has the names of other libraries"
         )
     scheme = PRESETS[base]
     said: set[str] = set()
     for suffix in name[len(base) + 1 :].split("-") if name != base else ():
-        field = "zero" if suffix in ZERO_SUFFIX else "input" if suffix in ("wo", "static") else "block"
+        change = _read(suffix)
+        if change is None:
+            longer = f"{base}-{suffix}"
+            raise SchemeError(
+                f"scheme {name!r}: unknown suffix {suffix!r}{_meant(name)}; allowed: {', '.join(SUFFIXES)}"
+                + (f"; {longer} is a preset, to which suffixes are added" if longer in PRESETS else "")
+            )
+        (field,) = change
         if field in said:
             raise SchemeError(f"scheme {name!r}: its {field} is given twice")
         said.add(field)
-        scheme = _with_suffix(scheme, suffix, name)
+        scheme = _with(scheme, change, name)
     return scheme
 
 
@@ -84,26 +93,49 @@ def scheme_of(given: str | Scheme) -> Scheme:
     return given if isinstance(given, Scheme) else preset(given)
 
 
-def _with_suffix(scheme: Scheme, suffix: str, name: str) -> Scheme:
-    if suffix == "wo":
-        return dataclasses.replace(scheme, act="", static=False)
-    if suffix == "static":
-        return dataclasses.replace(scheme, static=True)
-    change: dict[str, object]
+def _base(name: str) -> str | None:
+    """The longest preset with which ``name`` begins."""
+    return max((p for p in PRESETS if name == p or name.startswith(p + "-")), key=len, default=None)
+
+
+def _read(suffix: str) -> dict[str, object] | None:
+    """What ``suffix`` says about one of "block", "zero" and "input"; None if it is none."""
+    if suffix in ("wo", "static"):
+        return {"input": suffix}
     if suffix in ZERO_SUFFIX:
-        change = {"zero": ZERO_SUFFIX[suffix]}
-    elif suffix in BLOCK_SUFFIX:
-        change = {"block": BLOCK_SUFFIX[suffix]}
-    elif match := re.fullmatch(r"g([1-9]\d*)", suffix):
-        change = {"block": (1, int(match[1]))}
-    elif match := re.fullmatch(r"b([1-9]\d*)x([1-9]\d*)", suffix):
-        change = {"block": (int(match[1]), int(match[2]))}
-    else:
-        raise SchemeError(f"scheme {name!r}: unknown suffix {suffix!r}; allowed: {', '.join(SUFFIXES)}")
+        return {"zero": ZERO_SUFFIX[suffix]}
+    if suffix in BLOCK_SUFFIX:
+        return {"block": BLOCK_SUFFIX[suffix]}
+    if match := re.fullmatch(r"g([1-9]\d*)", suffix):
+        return {"block": (1, int(match[1]))}
+    if match := re.fullmatch(r"b([1-9]\d*)x([1-9]\d*)", suffix):
+        return {"block": (int(match[1]), int(match[2]))}
+    return None
+
+
+def _with(scheme: Scheme, change: dict[str, object], name: str) -> Scheme:
+    if change.get("input") == "wo":
+        return dataclasses.replace(scheme, act="", static=False)
+    if change.get("input") == "static":
+        return dataclasses.replace(scheme, static=True)
     try:
         return dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, **change))  # type: ignore[arg-type]
     except ValueError as error:
         raise SchemeError(f"scheme {name!r}: {error}") from error
+
+
+def _meant(name: str) -> str:
+    """For an error about ``name``: what was probably meant, if anything."""
+    plain = name.strip().lower().replace("_", "-")
+    if plain != name:
+        try:
+            preset(plain)
+        except SchemeError:
+            pass
+        else:
+            return f" (did you mean {plain!r}?)"
+    near = [] if _base(plain) else difflib.get_close_matches(plain[:99], PRESETS)
+    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
 
 
 def name_of(scheme: Scheme) -> str:
