@@ -31,7 +31,10 @@ class Run(Protocol):
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def command(*words: object) -> Ran:
         capsys.readouterr()
-        code = main([str(word) for word in words])
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as stopped:  # by argparse
+            code = int(str(stopped.code))
         return Ran(code, *capsys.readouterr())
 
     return command

@@ -13,6 +13,8 @@ from bitport.cli.main import main
 from bitport.export import load
 from bitport.integrations.huggingface import load_model
 
+from .conftest import Run
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "tinylm"
 
@@ -20,23 +22,13 @@ MODEL = ROOT / "models" / "tinylm"
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-o", "model.zip"], "a .pt2 file"),
         (["-o", "model.pt2", "--capacity", "4"], "a cache of 4 positions"),
         (["-o", "model.pt2", "--capacity", "4096"], "which the model supports"),
-        (["-o", "model.pt2", "--weights", "../weights"], "name of a file"),
         (["-o", "there.pt2"], "there.pt2 exists already; --overwrite"),
         (["-o", "model.pt2", "--weights", "there.pt2"], "there.pt2 exists already; --overwrite"),
-        (["--onnx", "model.onnx", "--level", "x86-64-v3", "--capacity", "8"], "--level, --capacity: not for ONNX"),
-        (["--executorch", "model.pte", "--weights", "w"], "--weights: not for ExecuTorch"),
-        (["--onnx", "model.onnx", "--dtype", "bfloat16"], "compute in float32, not bfloat16"),
-        (["--executorch", "model.onnx"], "a file *.pte"),
-        (["--executorch", "model.pte", "--standard"], "--standard goes with --onnx"),
         (["--executorch", "model.pte", "--capacity", "4"], "a cache of 4 positions"),
     ],
-    ids=[
-        *("suffix", "short", "long", "weights", "there", "weights-there"),
-        *("onnx-options", "executorch-options", "dtype", "executorch-suffix", "standard", "executorch-short"),
-    ],
+    ids=["short", "long", "there", "weights-there", "executorch-short"],
 )
 def test_what_is_refused(
     options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -45,6 +37,32 @@ def test_what_is_refused(
     (tmp_path / "there.pt2").write_bytes(b"")
     assert main(["export", str(MODEL), *options]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-o", "model.zip"], "'model.zip': a package is a file *.pt2"),
+        (["--executorch", "model.onnx"], "'model.onnx': a program of ExecuTorch is a file *.pte"),
+        (["--onnx", "model"], "'model': an ONNX model is a file *.onnx"),
+        (["--onnx", "model.onnx", "--level", "x86-64-v3", "--capacity", "8"], "--level, --capacity: not for ONNX"),
+        (["--executorch", "model.pte", "--weights", "w"], "--weights: not for ExecuTorch"),
+        (["--onnx", "model.onnx", "--dtype", "bfloat16"], "compute in float32, not bfloat16"),
+        (["--executorch", "model.pte", "--standard"], "--standard goes with --onnx"),
+    ],
+    ids=["suffix", "executorch-suffix", "onnx-suffix", "onnx", "executorch", "dtype", "standard"],
+)
+def test_options_that_are_refused(run: Run, tmp_path: Path, options: list[str], said: str) -> None:
+    """Before anything is read."""
+    ran = run("export", tmp_path / "nowhere", *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_a_wrong_place_for_weights_is_told_before_the_model_is_read(run: Run, tmp_path: Path) -> None:
+    ran = run("export", tmp_path / "nowhere", "-o", tmp_path / "model.pt2", "--weights", "../weights")
+    assert ran.code == 1
+    assert "name of a file" in ran.err
 
 
 @pytest.mark.slow

@@ -53,13 +53,13 @@ def test_the_format_is_named_beside_the_figures(run: Run, llama: Path, text: Pat
 @pytest.mark.parametrize("words", [("--tasks", "one"), ("--text", "t", "--tasks", "one")])
 def test_eval_of_tasks_has_no_such_cache(run: Run, llama: Path, words: tuple[str, ...]) -> None:
     ran = run("eval", llama, *words, "--kv-cache", "int8")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "--kv-cache applies to reading a text" in ran.err
 
 
 def test_compare_times_no_such_cache(run: Run, llama: Path, text: Path) -> None:
     ran = run("compare", llama, "--text", text, "--speed", 2, "--kv-cache", "int8")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "not to --speed" in ran.err
 
 

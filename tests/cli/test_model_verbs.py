@@ -161,7 +161,7 @@ def test_eval_runs_tasks(
 
 def test_eval_wants_something_to_measure(run: Run, llama: Path) -> None:
     ran = run("eval", llama)
-    assert ran.code == 1
+    assert ran.code == 2
     assert "--text FILE" in ran.err
 
 
@@ -209,9 +209,6 @@ def test_generate_draws_by_its_seed_alone(run: Run, int4: Path) -> None:
     ("words", "message"),
     [
         (("--prompt", ""), "no tokens"),
-        (("--prompt", "a", "--temperature", "-1"), "give 0, or a number"),
-        (("--prompt", "a", "--temperature", "nan"), "give 0, or a number"),
-        (("--prompt", "a", "--temperature", "1e-300"), "give 0, or a number from 1e-30 on"),
         (
             ("--prompt", "abc", "--max-new-tokens", 255),
             "256 positions that the model supports; give --max-new-tokens 254",
@@ -223,6 +220,13 @@ def test_generate_refuses(run: Run, int4: Path, words: tuple[object, ...], messa
     ran = run("generate", int4, *words)
     assert (ran.code, ran.out) == (1, "")
     assert message in ran.err
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "1e-300"])
+def test_generate_refuses_a_temperature(run: Run, int4: Path, value: str) -> None:
+    ran = run("generate", int4, "--prompt", "a", "--temperature", value)
+    assert (ran.code, ran.out) == (2, "")
+    assert "give 0, or a number from 1e-30 on" in ran.err
 
 
 def test_generate_goes_to_the_last_position(run: Run, int4: Path) -> None:

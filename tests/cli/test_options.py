@@ -30,5 +30,5 @@ IN_MEMORY = [*PLAIN, "--in-memory"]
 )
 def test_they_are_refused(run: Run, llama: Path, tmp_path: Path, words: list[str], message: str) -> None:
     ran = run("quantize", llama, *words, "-o", tmp_path / "out")
-    assert (ran.code, (tmp_path / "out").exists()) == (1, False)
+    assert (ran.code, (tmp_path / "out").exists()) == (2, False)
     assert ran.err.startswith(f"bitport: error: {message}")

@@ -9,8 +9,7 @@ import sys
 
 import torch
 
-from bitport.cli.common import add_verb, computing_device, count, counts, show
-from bitport.errors import SchemeError
+from bitport.cli.common import add_verb, computing_device, count, counts, scheme_name, show
 from bitport.evaluate.speed import Speed, speeds
 from bitport.report.text import table
 from bitport.schemes import preset
@@ -61,13 +60,9 @@ def _shape(text: str) -> tuple[int, int]:
 
 def schemes(text: str) -> tuple[str, ...]:
     """Parse scheme names such as int4,int8-dyn."""
-    names = tuple(text.split(","))
+    names = tuple(map(scheme_name, text.split(",")))
     for name in names:
-        try:
-            static = preset(name).static
-        except SchemeError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-        if static:
+        if preset(name).static:
             raise argparse.ArgumentTypeError(f"{name} wants a calibrated input scale, which a bench does not have")
     return names
 

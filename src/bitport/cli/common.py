@@ -17,8 +17,13 @@ import torch
 from bitport.arguments import bytes_of
 from bitport.cache import cache_format
 from bitport.errors import ArgumentError, SchemeError
+from bitport.schemes import preset
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class UsageError(ArgumentError):
+    """Options that are wrong, missing or do not go together."""
 
 
 def add_verb(
@@ -59,6 +64,26 @@ def cache_name(text: str) -> str:
     except SchemeError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def scheme_name(text: str) -> str:
+    """Check the name of a scheme."""
+    try:
+        preset(text)
+    except SchemeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def ending(suffix: str, what: str) -> Callable[[str], Path]:
+    """A parser of names of files that end in ``suffix``; ``what`` such a file is."""
+
+    def parse(text: str) -> Path:
+        if Path(text).suffix != suffix:
+            raise argparse.ArgumentTypeError(f"{text!r}: {what} is a file *{suffix}")
+        return Path(text)
+
+    return parse
 
 
 def device(text: str) -> torch.device:

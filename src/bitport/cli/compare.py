@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bitport.cli.common import add_verb, count, location, read_text, show
+from bitport.cli.common import UsageError, add_verb, count, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.cli.texts import add_text, as_data, as_note, how_of, tell
-from bitport.errors import ArgumentError
 from bitport.evaluate.columns import columns
 from bitport.evaluate.directories import evaluate_directories
 from bitport.evaluate.page import page
@@ -44,7 +43,7 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     check_reports(args)
     if args.kv_cache and args.speed:
-        raise ArgumentError("--kv-cache applies to reading the text, not to --speed: give only one of them")
+        raise UsageError("--kv-cache applies to reading the text, not to --speed: give only one of them")
     text, how = read_text(args.text), how_of(args, args.speed or 0)
     rows = list(evaluate_directories(args.directories, text, how, layers=args.layers, tell=tell))
     data = [as_data(row) for row in rows]

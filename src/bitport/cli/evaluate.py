@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitport.cli.common import add_verb, count, dtype_of, location, read_text, show
+from bitport.cli.common import UsageError, add_verb, count, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.cli.texts import add_text, as_data, as_note, how_of, tell
-from bitport.errors import ArgumentError
 from bitport.evaluate.columns import columns, lowest, task_columns
 from bitport.evaluate.directories import Evaluation, evaluate_directories
 from bitport.evaluate.page import page
@@ -54,9 +53,9 @@ def names(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> int:
     if args.text is None and not args.tasks:
-        raise ArgumentError("say what to measure: --text FILE for perplexity, --tasks NAMES for tasks, or both")
+        raise UsageError("say what to measure: --text FILE for perplexity, --tasks NAMES for tasks, or both")
     if args.kv_cache and (args.text is None or args.tasks):
-        raise ArgumentError("--kv-cache applies to reading a text: give it with --text FILE and without --tasks")
+        raise UsageError("--kv-cache applies to reading a text: give it with --text FILE and without --tasks")
     check_reports(args)
     if args.tasks:
         check_installed()

@@ -10,14 +10,22 @@ from typing import Any
 
 import torch
 
-from bitport.cli.common import DTYPES, add_verb, count, dtype_of, location, show
+from bitport.cli.common import DTYPES, UsageError, add_verb, count, dtype_of, ending, location, show
 from bitport.errors import ArgumentError
 from bitport.export import executorch, onnx, package
 from bitport.export.level import LEVELS
+from bitport.export.package import target_of
 from bitport.integrations.huggingface import load_model
 from bitport.integrations.program import causal_lm
 from bitport.integrations.runtimes import with_past, with_state
 from bitport.report.text import size, table
+
+OUTPUTS = (
+    (("-o", "--output"), ".pt2", "a package", "the package to write, a .pt2 file"),
+    (("--executorch",), ".pte", "a program of ExecuTorch", "a .pte program to write, lowered to XNNPACK"),
+    (("--onnx",), ".onnx", "an ONNX model", "an .onnx model to write, for ONNX Runtime"),
+)
+"""(options, suffix, what the file is, help)."""
 
 
 def add_parser(verbs: Any) -> None:
@@ -35,11 +43,8 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport or not")
     output = verb.add_mutually_exclusive_group(required=True)
-    output.add_argument("-o", "--output", type=location, metavar="FILE", help="the package to write, a .pt2 file")
-    output.add_argument(
-        "--executorch", type=location, metavar="FILE", help="a .pte program to write, lowered to XNNPACK"
-    )
-    output.add_argument("--onnx", type=location, metavar="FILE", help="an .onnx model to write, for ONNX Runtime")
+    for options, suffix, what, about in OUTPUTS:
+        output.add_argument(*options, type=ending(suffix, what), metavar="FILE", help=about)
     verb.add_argument("--weights", metavar="NAME", help="put the weights of a package into a file NAME next to it")
     verb.add_argument(
         "--capacity",
@@ -66,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
     if there := [path for path in (target, beside) if path.exists() and path != target.parent and not args.overwrite]:
         raise ArgumentError(f"{there[0]} exists already; --overwrite replaces it")
     if args.standard and not args.onnx:
-        raise ArgumentError("--standard goes with --onnx")
+        raise UsageError("--standard goes with --onnx")
     if not args.output:
         return _for_runtime(args, target)
+    target_of(args.output, args.weights)
     model = load_model(args.directory, dtype=dtype_of(args))
     methods, meta = causal_lm(model, args.capacity)
     print(f"compiling {', '.join(methods)}: a minute or so", file=sys.stderr)
@@ -87,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
 def _for_runtime(args: argparse.Namespace, target: Path) -> int:
     unfit = {"--weights": args.weights, "--level": args.level, "--capacity": args.capacity if args.onnx else None}
     if given := [option for option, value in unfit.items() if value is not None]:
-        raise ArgumentError(f"{', '.join(given)}: not for {'ONNX' if args.onnx else 'ExecuTorch'}, leave it out")
+        raise UsageError(f"{', '.join(given)}: not for {'ONNX' if args.onnx else 'ExecuTorch'}, leave it out")
     if dtype_of(args) not in (None, torch.float32):
-        raise ArgumentError(f"ExecuTorch and ONNX Runtime compute in float32, not {args.dtype}")
+        raise UsageError(f"ExecuTorch and ONNX Runtime compute in float32, not {args.dtype}")
     model = load_model(args.directory, dtype=torch.float32)
     print("exporting: a minute or so", file=sys.stderr)
     if args.onnx:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bitport.cli.common import add_cache, add_device, add_verb, count, dtype_of, location, seed, show
+from bitport.cli.common import UsageError, add_cache, add_device, add_verb, count, dtype_of, location, seed, show
 from bitport.errors import ArgumentError
 from bitport.integrations.generation import check_ids, random_apart
 from bitport.integrations.huggingface import load_model, load_tokenizer, positions_of
@@ -45,7 +45,7 @@ def add_parser(verbs: Any) -> None:
 @torch.no_grad()
 def run(args: argparse.Namespace) -> int:
     if args.temperature != 0 and not COLDEST <= args.temperature < float("inf"):
-        raise ArgumentError(f"--temperature {args.temperature}: give 0, or a number from {COLDEST} on")
+        raise UsageError(f"--temperature {args.temperature}: give 0, or a number from {COLDEST} on")
     model = load_model(args.directory, args.device, dtype_of(args))
     tokenizer = load_tokenizer(args.directory)
     inputs = tokenizer(args.prompt, return_tensors="pt").to(model.device)

@@ -1,7 +1,7 @@
 """``bitport VERB ...``. Results go to standard output, progress and errors to standard error.
 
-Exit codes: 0 success, 1 an error of bitport or of the system (one message; ``--debug`` shows the traceback), 2 wrong
-usage, 130 interrupted.
+Exit codes: 0 success, 1 an error of bitport or of the system (one message; ``--debug`` shows the traceback), 2 options
+that are wrong, missing or do not go together, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from bitport.cli import bench, compare, convert, doctor, evaluate, explain, export, generate, inspect, quantize, tune
-from bitport.cli.common import drop_output
+from bitport.cli.common import UsageError, drop_output
 from bitport.errors import BitportError
 from bitport.report.versions import library_version
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         print(f"bitport: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("bitport: interrupted", file=sys.stderr)
         return 130

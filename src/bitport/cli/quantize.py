@@ -21,9 +21,9 @@ from bitport.checkpoint.output import check_free
 from bitport.checkpoint.side_files import class_name
 from bitport.checkpoint.source import Source
 from bitport.cli import streamed
-from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
+from bitport.cli.common import DTYPES, UsageError, add_verb, dtype_of, location, read_text, scheme_name, show
 from bitport.cli.reports import add_report, check_reports, write_reports
-from bitport.errors import ArgumentError, BitportError, CheckpointError, RecipeError, shortened
+from bitport.errors import ArgumentError, BitportError, CheckpointError, shortened
 from bitport.integrations.components import is_component, spared
 from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, named_model, whole_model
 from bitport.integrations.names import arrangement
@@ -52,6 +52,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("source", type=location, help="a Hugging Face directory, or a safetensors file")
     verb.add_argument(
         "--scheme",
+        type=lambda text: text if text == "auto" else scheme_name(text),
         help="the scheme of all linear layers and experts, such as int4 or int4-g32 (docs/choosing.md); auto: one of "
         "--candidates for each weight, so that predictions on --data change least within --bits",
     )
@@ -60,7 +61,7 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument(
         "--candidates",
-        type=lambda text: tuple(text.split(",")),
+        type=lambda text: tuple(map(scheme_name, text.split(","))),
         metavar="SCHEME,...",
         help=f"with --scheme auto: the schemes to choose from (default: {','.join(CANDIDATES)})",
     )
@@ -76,6 +77,7 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument(
         "--algorithm",
+        type=algorithm_name,
         default="rtn",
         metavar="NAME[+NAME..]",
         help="how weights are rounded: rtn (to nearest, the default), clip (the best of several ranges), hqq (a fit "
@@ -97,10 +99,18 @@ def add_parser(verbs: Any) -> None:
 
 
 def rule(text: str) -> tuple[str, str]:
-    pattern, equals, scheme = text.rpartition("=")
-    if not equals or not pattern or not scheme:
+    pattern, equals, named = text.rpartition("=")
+    if not equals or not pattern or not named:
         raise argparse.ArgumentTypeError(f"{text!r} is not PATTERN=SCHEME, such as 'lm_head=int8' or '*.mlp.*=skip'")
-    return pattern, scheme
+    return pattern, named if named == "skip" else scheme_name(named)
+
+
+def algorithm_name(text: str) -> str:
+    try:
+        algorithm(text)
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,11 +153,11 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
 def _check_auto(args: argparse.Namespace) -> None:
     auto = args.scheme == "auto"
     if auto != (args.bits is not None):
-        raise RecipeError("--scheme auto and --bits belong together: the bits that a weight may take on average")
+        raise UsageError("--scheme auto and --bits belong together: the bits that a weight may take on average")
     if auto and (args.dry_run or args.recipe):
-        raise ArgumentError("--scheme auto measures the model: give no --recipe and no --dry-run")
+        raise UsageError("--scheme auto measures the model: give no --recipe and no --dry-run")
     if not auto and args.candidates:
-        raise ArgumentError("--candidates goes with --scheme auto and --bits, which choose among them")
+        raise UsageError("--candidates goes with --scheme auto and --bits, which choose among them")
 
 
 def _show(args: argparse.Namespace, report: Report) -> None:
@@ -262,19 +272,19 @@ def summary(report: Report) -> str:
 def recipe_of(args: argparse.Namespace) -> Recipe:
     rules = [Rule(*given) for given in args.rule]
     if args.recipe and args.scheme:
-        raise RecipeError("give --scheme or --recipe, not both; rules of --rule come before those of either")
+        raise UsageError("give --scheme or --recipe, not both; rules of --rule come before those of either")
     if args.recipe:
         rules += Recipe.from_json(read_text(args.recipe)).rules
     elif args.scheme:
         rules += [Rule("*", args.scheme, DEFAULT_KINDS)]
     if not rules:
-        raise RecipeError("say how to quantize: --scheme int4, --recipe FILE or --rule PATTERN=SCHEME")
+        raise UsageError("say how to quantize: --scheme int4, --recipe FILE or --rule PATTERN=SCHEME")
     return Recipe(tuple(rules))
 
 
 def _check_output(args: argparse.Namespace) -> None:
     if args.output is None:
-        raise ArgumentError("say where to write: -o DIR, or --dry-run to write nothing")
+        raise UsageError("say where to write: -o DIR, or --dry-run to write nothing")
     if args.output.exists() and not args.output.is_dir():
         raise ArgumentError(f"{args.output} is a file; give a directory")
     source, output = args.source.resolve(), args.output.resolve()

@@ -17,7 +17,7 @@ from bitport.calibrate.data import token_batches
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint.quantize import ADVICE, QuantizeRun, estimate, planned
 from bitport.checkpoint.source import Source
-from bitport.cli.common import count, location, nbytes, seed
+from bitport.cli.common import UsageError, count, location, nbytes, seed
 from bitport.cli.dry_run import predicted
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations.generation import check_ids, own_text
@@ -71,13 +71,13 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 def check_options(args: argparse.Namespace, by: Algorithm, *, runs: bool, in_memory: bool) -> None:
     """Raise ArgumentError for an option that would have no effect; fill in defaults of the others."""
     if not runs and (given := _given(args, ON_DATA)):
-        raise ArgumentError(
+        raise UsageError(
             f"{given}: for algorithms that look at inputs and schemes with a static input scale, not for {by.name} "
             f"without such"
         )
     if in_memory and (given := _given(args, FROM_FILES)):
         why = "--scheme auto" if args.scheme == "auto" else "--in-memory"
-        raise ArgumentError(f"{given}: not with {why}, which keeps the whole model in memory from beginning to end")
+        raise UsageError(f"{given}: not with {why}, which keeps the whole model in memory from beginning to end")
     args.data_tokens = args.data_tokens or TOKENS
     args.activations = args.activations or KEEP[0]
 

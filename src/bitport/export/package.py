@@ -68,7 +68,7 @@ def package(
     if not isinstance(chosen, Mapping) or not chosen:
         given = type(methods).__name__ if methods else repr(methods)
         raise ArgumentError(f"methods are a Method(module, args), or a dictionary of some by name, not {given}")
-    target, level = _target(path, weights), check_level(level)
+    target, level = target_of(path, weights), check_level(level)
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
         raise ArgumentError(f"tolerance is a part of the largest number, such as 0.01, not {tolerance!r}")
     try:
@@ -130,7 +130,8 @@ def package(
     return manifest
 
 
-def _target(path: str | os.PathLike[str], weights: str | None) -> Path:
+def target_of(path: str | os.PathLike[str], weights: str | None) -> Path:
+    """Check where a package and the file of its weights are to be written."""
     target = path_of(path, "path").absolute()
     if target.suffix != ".pt2":
         raise ArgumentError(f"a package is a .pt2 file, not {target.name}")
