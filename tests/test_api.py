@@ -22,7 +22,7 @@ from bitport.integrations.huggingface import cast_parameters, load_model
 from bitport.nn import QuantizedLinear, find_targets, swap_linears_
 from bitport.numerics import sqnr
 from bitport.ops import OPS
-from bitport.schemes import PRESETS, preset
+from bitport.schemes import PRESETS, Choice, preset
 from bitport.stream import Stream
 from bitport.train import prepare_
 
@@ -103,7 +103,7 @@ def test_by_name_alone_what_feeds_a_product_is_quantized() -> None:
     }
 
 
-TAKE_RECIPES = (bitport.quantize_, quantize_files, plan_files, Stream, prepare_, swap_linears_)
+TAKE_RECIPES = (bitport.plan, bitport.quantize_, quantize_files, plan_files, Stream, prepare_, swap_linears_)
 TAKE_DEVICES = (bitport.quantize_, bitport.load, load_model, QuantizedLinear)
 
 
@@ -194,6 +194,22 @@ def test_a_second_time_says_so_and_changes_nothing() -> None:
     assert [(layer.name, layer.scheme) for layer in report.layers] == [("0.weight", None), ("1.weight", "int8")]
     assert report.layers[0].reason == "is int4-g32 already"
     assert torch.equal(model[0].weight, before)
+
+
+def test_a_plan_tells_what_would_be_done_and_does_it() -> None:
+    """Also for a model that has no numbers, or is quantized in part."""
+    planned, straight = Everything(), Everything()
+    before = weights(planned)
+    plan = bitport.plan(planned, ALL)
+    report = bitport.quantize_(straight, ALL)
+    assert [(each.name, str(each.scheme)) for each in plan.choices] == [(a.name, a.scheme) for a in report.layers]
+    assert all(torch.equal(before[name], value) for name, value in weights(planned).items())
+    with torch.device("meta"):
+        assert bitport.plan(Everything(), ALL) == plan
+    done = bitport.quantize_(planned, plan)
+    assert [layer.scheme for layer in done.layers] == [layer.scheme for layer in report.layers]
+    assert planned.head.weight is planned.embed.weight
+    assert bitport.plan(planned, "int4")["up.weight"] == Choice("up.weight", None, "is int8 already")
 
 
 # -- sizes and places ------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from bitport import ops  # noqa: F401  (declares the ops)
 from bitport.algorithms.mixed import mixed
-from bitport.api import dequantize_, explain, quantize_
+from bitport.api import dequantize_, explain, plan, quantize_
 from bitport.checkpoint import load, save
 from bitport.nn.fuse import fuse_activations_
 from bitport.ops import decompositions, use_kernel
@@ -22,6 +22,7 @@ __all__ = [
     "fuse_activations_",
     "load",
     "mixed",
+    "plan",
     "preset",
     "quantize_",
     "quantize_tensor",

@@ -1,4 +1,4 @@
-"""The top-level functions quantize_, dequantize_ and explain. Wiring only, no maths."""
+"""The top-level functions plan, quantize_, dequantize_ and explain. Wiring only, no maths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -26,9 +26,17 @@ from bitport.ops.device import check_device, check_present
 from bitport.report import LayerReport, Report
 from bitport.report.explain import Explanation, explain_layer
 from bitport.report.quantized import listed
-from bitport.schemes import Choice, Recipe, RecipeLike, Target
+from bitport.schemes import Choice, Plan, Recipe, RecipeLike, Target
 from bitport.tensor import QTensor
 from bitport.tensor.sharded import is_quantized, is_sharded, nbytes_of, own, sharded_like, whole
+
+
+def plan(model: nn.Module, recipe: RecipeLike) -> Plan:
+    """What :func:`quantize_` would do with each weight of ``model``, and why; nothing is changed or computed, and the
+    model may be on the meta device. The plan can be given to :func:`quantize_` instead of the recipe."""
+    targets = {target.name: target for target in find_targets(model)}
+    choices = Recipe.of(recipe).resolve(list(targets.values())).choices
+    return Plan(tuple(_left_if_quantized(choice, targets[choice.name].weight(model)) for choice in choices))
 
 
 def quantize_(
@@ -80,10 +88,9 @@ def quantize_(
 
     def left(choice: Choice) -> LayerReport:
         weight = by_name[choice.name].weight(model)
-        q, size = own(weight), nbytes_of(weight)
-        if isinstance(q, QTensor):
-            choice = dataclasses.replace(choice, reason=f"is {q.scheme} already")
-        elif choice.name in solving.untied:
+        size = nbytes_of(weight)
+        choice = _left_if_quantized(choice, weight)
+        if choice.name in solving.untied and not is_quantized(weight):
             since = f"{by.name} has untied it since: call quantize_ again to quantize it by itself"
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {since}")
         return LayerReport.kept(choice, size, size)
@@ -131,6 +138,11 @@ def explain(model: nn.Module, rows: int | Sequence[int] = (1, 64, 1024)) -> Expl
     return Explanation(
         tuple(explain_layer(name, kinds.get(name, "linear"), param, counts) for name, param in named), counts
     )
+
+
+def _left_if_quantized(choice: Choice, weight: Tensor) -> Choice:
+    q = own(weight)
+    return Choice(choice.name, None, f"is {q.scheme} already") if isinstance(q, QTensor) else choice
 
 
 def _refuse_trained(model: nn.Module) -> None:

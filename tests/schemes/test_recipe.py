@@ -341,6 +341,30 @@ def test_plan_by_name() -> None:
         plan["nope"]
 
 
+def test_a_plan_is_a_recipe() -> None:
+    """Whatever the kinds of its weights, tied or not, and with characters that mean something in a glob."""
+    odd = [*MODEL, target("list.[0].*"), target("list.[1].*", "other"), Target("", "weight", "linear", (8, 8), "root")]
+    recipe = [("head", "int8"), ("embed", "int8"), ("*.o", "skip"), ("*", "int4-g32", KINDS)]
+    plan = Recipe.of(recipe).resolve(odd)
+    again = Recipe.of(plan).resolve(odd)
+    assert plan.diff(again) == []
+    assert {choice.name for choice in again.skipped} == {"layers.0.attn.o.weight"}
+    assert Recipe.from_json(Recipe.of(plan).to_json()).resolve(odd) == again
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    plan = Recipe.of({"*": "int8"}).resolve(UNTIED)
+    with pytest.raises(RecipeError, match=r"rule 'layers.1.attn.q.weight' .* fits no weight; the model has "):
+        Recipe.of(plan).resolve([each for each in UNTIED if each.module != "layers.1.attn.q"])
+    assert Recipe.of(plan).resolve([*UNTIED, target("more")])["more.weight"].scheme is None
+
+
+def test_a_recipe_is_shown_as_its_rules() -> None:
+    recipe = Recipe.of([("*.o", "skip"), ("re:l.*", "int4-g32", ("experts", "other")), ("*", "int8")])
+    assert str(recipe) == repr(recipe) == "*.o: skip\nre:l.*: int4-g32 (experts, other)\n*: int8"
+    assert repr(Recipe.of("int4")) == "*: int4 (linear, experts, attention)"
+
+
 def test_a_plan_is_no_list_to_search() -> None:
     class Name(str):
         compared = 0

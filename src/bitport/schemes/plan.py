@@ -29,7 +29,7 @@ class Choice:
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What a recipe means for one model: a :class:`Choice` for each weight, in the model's order; ``plan[name]`` is
-    one."""
+    one. It is a recipe too, for models with all of these weights."""
 
     choices: tuple[Choice, ...]
 

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
+import glob
 import itertools
 import json
 import re
@@ -151,9 +152,12 @@ class Recipe:
     def of(cls, spec: RecipeLike) -> Recipe:
         """A recipe from any accepted form: a preset name or scheme (for linear layers, attention projections and
         experts; embeddings and convolutions need a rule), a dict ``{pattern: scheme}``, a rule, a sequence of rules,
-        (pattern, scheme) pairs and (pattern, scheme, kinds) triples, or a recipe."""
+        (pattern, scheme) pairs and (pattern, scheme, kinds) triples, a plan (a rule for each weight that it names), or
+        a recipe."""
         if isinstance(spec, Recipe):
             return spec
+        if isinstance(spec, Plan):
+            return cls(tuple(Rule(glob.escape(each.name), each.scheme or "skip", KINDS) for each in spec.choices))
         if isinstance(spec, (str, Scheme)):
             return cls((Rule("*", spec, DEFAULT_KINDS),))
         if isinstance(spec, Rule):
@@ -164,8 +168,15 @@ class Recipe:
             return cls(tuple(rule if isinstance(rule, Rule) else _rule_of(rule) for rule in spec))
         raise RecipeError(
             f"cannot read a recipe from {type(spec).__name__}; give a preset name, a Scheme, a dict {{pattern: scheme}}"
-            f", a sequence of rules or (pattern, scheme) pairs, or a Recipe"
+            f", a sequence of rules or (pattern, scheme) pairs, a Plan, or a Recipe"
         )
+
+    def __str__(self) -> str:
+        """One line per rule: ``pattern: scheme``, and the kinds that it is limited to."""
+        limits = ("" if rule.kinds in (None, KINDS) else f" ({', '.join(rule.kinds or ())})" for rule in self.rules)
+        return "\n".join(f"{rule.match}: {rule.scheme}{limit}" for rule, limit in zip(self.rules, limits, strict=True))
+
+    __repr__ = __str__  # shown as the value of a notebook cell
 
     def resolve(self, targets: Sequence[Target]) -> Plan:
         """The plan for ``targets``. Every rule must match at least one target; tied weights get one joint decision."""
@@ -264,6 +275,7 @@ RecipeLike = (
     str
     | Scheme
     | Recipe
+    | Plan
     | Rule
     | Mapping[str, str | Scheme]
     | Sequence[Rule | tuple[str, str | Scheme] | tuple[str, str | Scheme, Sequence[str] | None]]
