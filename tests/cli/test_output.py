@@ -36,3 +36,18 @@ def test_the_directory_of_a_file_that_is_the_source(run: Run, llama: Path, tmp_p
     assert (ran.code, [path.name for path in tmp_path.iterdir()]) == (1, ["weights.safetensors"])
     assert f"{tmp_path} lies in the source" in ran.err
     assert run(*words, tmp_path / "out").code == 0
+
+
+@pytest.mark.parametrize(
+    "how", [[], ["--algorithm", "gptq", "--data-tokens", 64], ["--in-memory"]], ids=["", "data", "memory"]
+)
+def test_the_size_of_files_is_up_to_the_user(run: Run, llama: Path, tmp_path: Path, how: list[object]) -> None:
+    """A single tensor may be larger."""
+    words = ("quantize", llama, "--scheme", "int4-g32", *how, "-o", tmp_path / "out", "--shard-size")
+    assert run(*words, "100kB").code == 0
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")]
+    assert len(sizes) > 2
+    assert min(sizes) < 100_000
+    ran = run(*words, "1 kilo")
+    assert ran.code == 2
+    assert "1 kilo" in ran.err

@@ -22,7 +22,7 @@ from .sizes import SMALL
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 pytest.importorskip("transformers.core_model_loading", reason="this version of transformers loads models otherwise")
-from bitport.integrations.transformers import BitportConfig  # noqa: E402
+from bitport.integrations.transformers import BitportConfig, left_alone  # noqa: E402
 
 IDS = torch.arange(14).reshape(2, 7)
 CONFIGS: dict[str, Any] = {
@@ -95,6 +95,64 @@ def test_what_wants_data_is_refused(tmp_path: Path, given: dict[str, Any], messa
     made("tied", tmp_path)
     with pytest.raises(ArgumentError, match=message):
         loaded(tmp_path, BitportConfig(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "recipe"),
+    [
+        (["lm_head", "model.layers.1"], {"lm_head": "skip", "*.layers.1.*": "skip"}),
+        (["model.layers.[0-9]+.mlp", "q_proj"], {"*.mlp.*": "skip", "*.q_proj": "skip"}),
+        (["model.embed_tokens"], {}),
+    ],
+)
+def test_modules_that_are_left_alone(tmp_path: Path, given: list[str], recipe: dict[str, str]) -> None:
+    made("llama", tmp_path)
+    model, right = loaded(tmp_path, BitportConfig("int4-g32", modules_to_not_convert=given)), loaded(tmp_path)
+    if recipe:
+        bp.quantize_(right, [*recipe.items(), *bp.Recipe.of("int4-g32").rules])
+    else:
+        bp.quantize_(right, "int4-g32")
+    assert torch.equal(model(IDS).logits, right(IDS).logits)
+    mine, theirs = (
+        [name for name, param in each.named_parameters() if isinstance(param.data, QTensor)] for each in (model, right)
+    )
+    assert mine == theirs != []
+
+
+NAMES = [
+    "lm_head",
+    "model.lm_head",
+    "layers.1.attn",
+    "layers.11.attn",
+    "layers.1",
+    "mlp.gate_proj",
+    "mlp.gate.wg",
+    "fc1",
+]
+NAMES += ["model.decoder.fc1", "fc1.x", "visual.a.b", "a", "b.c", "ab", "layers.0.q", "layers.0.q.z", "k_proj.z"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["lm_head", "layers.1", "layers.*", "mlp.gate", "mlp.gate.", "fc1", "visual", "a|b", "layers.[01].q", "q|k_proj"],
+)
+def test_names_of_modules_fit_as_in_transformers(key: str) -> None:
+    judge = pytest.importorskip("transformers.quantizers.quantizers_utils").should_convert_module
+    (rule,) = left_alone([key])
+    fits = [name for name in NAMES if rule.fits(bp.schemes.Target(name, "weight", "linear", (8, 8), name))]
+    assert fits == [name for name in NAMES if not judge(name, [key])]
+
+
+@pytest.mark.parametrize("given", ["lm_head", [""], [3]])
+def test_what_is_no_list_of_modules(given: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"is a list of names of modules, such as \['lm_head'\], not "):
+        BitportConfig("int4", modules_to_not_convert=given)
+
+
+def test_a_module_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    made("tied", tmp_path)
+    with pytest.raises(RecipeError, match=r"heat.* fits no weight"):
+        loaded(tmp_path, BitportConfig("int4-g32", modules_to_not_convert=["lm_heat"]))
 
 
 def test_one_weight_gets_one_scheme(tmp_path: Path) -> None:

@@ -232,6 +232,14 @@ def test_a_regular_expression_that_is_given_as_a_glob_is_recognized() -> None:
         chosen({".*mlp.*": "int4"})
 
 
+def test_a_part_of_the_model_that_is_given_as_a_weight_is_recognized() -> None:
+    with pytest.raises(RecipeError, match=r"A pattern is for whole names; 'layers.0.attn.\*' would fit those that lie"):
+        chosen({"layers.0.attn": "int8", "*": "int4"}, UNTIED)
+    with pytest.raises(RecipeError) as caught:
+        chosen({"layers.0.att": "int8", "*": "int4"}, UNTIED)
+    assert "would fit" not in str(caught.value)
+
+
 def test_a_model_without_weights_is_an_error() -> None:
     with pytest.raises(RecipeError, match="nothing to quantize"):
         chosen("int8", [])

@@ -58,6 +58,16 @@ def add_cache(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def add_shard_size(verb: argparse.ArgumentParser, more: str) -> None:
+    verb.add_argument(
+        "--shard-size",
+        type=nbytes,
+        default="4GB",
+        metavar="SIZE",
+        help=f"largest size of a file of weights{more} (default: 4GB)",
+    )
+
+
 def cache_name(text: str) -> str:
     try:
         cache_format(text)

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from bitport.checkpoint import read_manifest
-from bitport.cli.common import add_verb, location, nbytes, show
+from bitport.cli.common import add_shard_size, add_verb, location, show
 from bitport.cli.quantize import named, naming_notes
 from bitport.interop import READERS, convert
 from bitport.interop.convert import BITPORT, FORMATS
@@ -64,12 +64,7 @@ def add_parser(verbs: Any) -> None:
         help="round float32 scales and float32 zero points to this: smaller and faster, and some formats require it "
         "(default: keep every number)",
     )
-    verb.add_argument(
-        "--shard-size",
-        type=nbytes,
-        default="4GB",
-        help="largest size of a file of weights; GGUF is always one file (default: 4GB)",
-    )
+    add_shard_size(verb, "; GGUF is always one file")
     verb.add_argument("--overwrite", action="store_true", help="replace the model that is there")
 
 

@@ -21,7 +21,17 @@ from bitport.checkpoint.output import check_free
 from bitport.checkpoint.side_files import class_name
 from bitport.checkpoint.source import Source
 from bitport.cli import streamed
-from bitport.cli.common import DTYPES, UsageError, add_verb, dtype_of, location, read_text, scheme_name, show
+from bitport.cli.common import (
+    DTYPES,
+    UsageError,
+    add_shard_size,
+    add_verb,
+    dtype_of,
+    location,
+    read_text,
+    scheme_name,
+    show,
+)
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, CheckpointError, shortened
 from bitport.integrations.components import is_component, spared
@@ -86,6 +96,7 @@ def add_parser(verbs: Any) -> None:
     )
     streamed.add_arguments(verb)
     verb.add_argument("-o", "--output", type=location, metavar="DIR", help="the directory to write")
+    add_shard_size(verb, "")
     verb.add_argument("--dtype", choices=DTYPES, help="cast float tensors to this dtype first (default: as they are)")
     verb.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output directory")
     verb.add_argument("--dry-run", action="store_true", help="print what would be done, and write nothing")
@@ -212,7 +223,7 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=batches)
     if batches is not None:
         report = dataclasses.replace(report, calibration=streamed.described(args))
-    save(model, args.output, carry=files.others(dtype))
+    save(model, args.output, shard_size=args.shard_size, carry=files.others(dtype))
     return report
 
 

@@ -122,8 +122,18 @@ def without_data(
         memory.check(args.memory_limit, ADVICE)
         _tell(memory)
         return dataclasses.replace(report, memory_estimate=memory.total)
-    limits = {"memory_limit": args.memory_limit, "resume": args.resume, "overwrite": args.overwrite}
-    run = QuantizeRun(args.source, args.output, recipe, algorithm=by, dtype=dtype, **limits, **known)
+    run = QuantizeRun(
+        args.source,
+        args.output,
+        recipe,
+        algorithm=by,
+        dtype=dtype,
+        shard_size=args.shard_size,
+        memory_limit=args.memory_limit,
+        resume=args.resume,
+        overwrite=args.overwrite,
+        **known,
+    )
     if run.output.resumed:
         done, every = len(run.output.names), len(run.files.stored)
         print(f"resumed: {done} of {every} tensors are done", file=sys.stderr)
@@ -191,6 +201,7 @@ def _stream(
         memory_limit=args.memory_limit,
         resume=args.resume,
         overwrite=args.overwrite,
+        shard_size=args.shard_size,
         processes=processes,
         arrangement=arrangement(model),
     )

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from bitport.errors import ArgumentError
 from bitport.integrations.names import arrangement
 from bitport.integrations.pretrained import RUN, Loading, Original, Saving, Stored, save_pretrained, twin_of
 from bitport.nn.targets import find_targets
-from bitport.schemes import Recipe, RecipeLike, Target
+from bitport.schemes import KINDS, Recipe, RecipeLike, Rule, Target
 from bitport.train.scales import learns_scales
 
 __all__ = ["BitportConfig"]
@@ -55,9 +56,12 @@ class Method(str, enum.Enum):
 class BitportConfig(QuantizationConfigMixin):
     """For ``from_pretrained(.., quantization_config=..)``: quantizes each weight when it is loaded.
 
-    ``recipe``, ``algorithm``, ``measure``: as for :func:`bitport.quantize_`, but only algorithms without data. The
-    report is ``model.hf_quantizer.report``. Checkpoints of bitport are quantized already and are loaded as they are.
-    Models of diffusers take it too, once bitport.integrations.diffusers was imported.
+    ``recipe``, ``algorithm``, ``measure``: as for :func:`bitport.quantize_`, but only algorithms without data.
+    ``modules_to_not_convert``: modules that stay as they are whatever the recipe says. As for other quantizers of
+    transformers, each is the name of a module (with all in it), a regular expression for some, or the end of a name;
+    one that fits no weight is an error.
+    The report is ``model.hf_quantizer.report``. Checkpoints of bitport are quantized already and are loaded as they
+    are. Models of diffusers take it too, once bitport.integrations.diffusers was imported.
     """
 
     def __init__(
@@ -66,10 +70,12 @@ class BitportConfig(QuantizationConfigMixin):
         *,
         algorithm: str | Algorithm = "rtn",
         measure: bool = True,
+        modules_to_not_convert: Sequence[str] | None = None,
         quant_method: str = NAME,
     ) -> None:
         self.quant_method = Method(quant_method)  # type: ignore[assignment]
-        self.recipe, self.algorithm, self.measure = Recipe.of(recipe), algorithm_of(algorithm), measure
+        rules = (*left_alone(modules_to_not_convert or ()), *Recipe.of(recipe).rules)
+        self.recipe, self.algorithm, self.measure = Recipe(rules), algorithm_of(algorithm), measure
         if self.algorithm.needs_inputs:
             raise ArgumentError(
                 f"{self.algorithm.name} looks at the inputs of layers, which are measured by running the model: {RUN}"
@@ -195,6 +201,14 @@ class Give(ConversionOps):
             return self.work.tensor(name, value)
         own = self.work.own[name].dtype  # transformers requests the model's dtype, even for parameters with another
         return self.work.tensor(name, value.device, own if value.dtype == self.dtype else value.dtype)
+
+
+def left_alone(names: Sequence[str]) -> list[Rule]:
+    """The rule of transformers (should_convert_module): a name fits as a regular expression, from the start of the name
+    of a module to the end of a part of it, or as its end."""
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise ArgumentError(f"modules_to_not_convert is a list of names of modules, such as ['lm_head'], not {names!r}")
+    return [Rule(rf"re:(?:{name})(?:(?<=\.).*|\..*)?|.*{re.escape(name)}", "skip", KINDS) for name in names]
 
 
 class Late(dict[str, Any]):

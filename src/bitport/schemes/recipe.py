@@ -329,13 +329,19 @@ def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
 
 
 def _otherwise(targets: Sequence[Target], rule: Rule) -> str:
-    """Advice if the rule would match weights of other kinds, or would match as a regular expression."""
+    """Advice if the rule would match weights of other kinds, or would match as the name of a part of the model or as a
+    regular expression."""
     known = KINDS[:-1] if rule.match == "*" else KINDS
     fits = {target.kind for target in targets if dataclasses.replace(rule, kinds=known).fits(target)}
     if fits:
         kinds = ", ".join(repr(kind) for kind in KINDS if kind in fits)
         wider = f"({rule.match!r}, {str(rule.scheme)!r}, ({kinds},))"
         return f". It would fit weights of other kinds ({kinds}): [{wider}] takes these"
+    if rule.match.startswith("re:"):
+        return ""
+    part = dataclasses.replace(rule, match=f"{rule.match}.*")
+    if any(map(part.fits, targets)):
+        return f". A pattern is for whole names; {part.match!r} would fit those that lie in it"
     try:
         expression = dataclasses.replace(rule, match=f"re:{rule.match}")
     except RecipeError:
