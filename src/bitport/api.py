@@ -131,13 +131,30 @@ def explain(model: nn.Module, rows: int | Sequence[int] = (1, 64, 1024)) -> Expl
     counts = counts_of(rows)
     if any(is_sharded(param) for param in model.parameters()):
         refuse_fsdp(model, "explain", "it multiplies with gathered weights: call unshard() of its modules first")
-    named = [(name, q) for name, param in model.named_parameters() if isinstance(q := own(param), QTensor)]
-    if not named:
+    targets = {target.name: target for target in find_targets(model)}
+    learned = _learned(model)
+    layers = []
+    for name, param in model.named_parameters():
+        q = own(param)
+        if not isinstance(q, QTensor):
+            continue
+        if id(param) in learned:  # layers compute with changed scales, in the layout of the device
+            name, kind = learned[id(param)]
+            layers.append(explain_layer(name, kind, q.to_device_layout(), counts))
+        else:
+            target = targets.get(name, Target("", name, "linear", tuple(q.shape), ""))
+            layers.append(explain_layer(name, target.kind, q, counts, target.note))
+    if not layers:
         _refuse_trained(model)
-    kinds = {target.name: target.kind for target in find_targets(model)}
-    return Explanation(
-        tuple(explain_layer(name, kinds.get(name, "linear"), param, counts) for name, param in named), counts
-    )
+    return Explanation(tuple(layers), counts)
+
+
+def _learned(model: nn.Module) -> dict[int, tuple[str, str]]:
+    if not any(isinstance(module, ParametrizationList) for module in model.modules()):
+        return {}
+    from bitport.train.scales import learned_weights  # lazy: only training needs this import
+
+    return learned_weights(model)
 
 
 def _left_if_quantized(choice: Choice, weight: Tensor) -> Choice:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bitport
+from bitport.layouts import LAYOUTS
 from bitport.ops import Impl, decide, register_kernel
 from bitport.ops.product import operand
 from bitport.tensor import quantize_tensor
+from bitport.train import learn_scales_
 
 
 class Model(nn.Module):
@@ -120,3 +123,62 @@ def test_experts_with_a_fixed_scale() -> None:
 def test_nothing_is_computed(model: nn.Module) -> None:
     """The rows exist only as a number."""
     assert bitport.explain(model, rows=(1 << 30,)).layers
+
+
+class Adapted(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+        self.more = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight + self.more, self.bias)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Renamed(nn.Linear):
+    pass
+
+
+def test_a_forward_that_is_not_known_is_told() -> None:
+    """It may compute with the weight before it multiplies, which no kernel does: explain said nothing, and named the
+    kernel of F.linear."""
+    made = nn.Sequential(Adapted(), Scaled(64, 64), Renamed(64, 64), nn.MultiheadAttention(64, 4))
+    report = bitport.quantize_(made, "int4-g32")
+    note = "Adapted has its own forward, which may use the weight otherwise than Linear"
+    assert [layer.name for layer in report.quantized if note in layer.reason] == ["0.weight"]
+    explanation = bitport.explain(made, rows=1)
+    assert [layer.note for layer in explanation.layers] == [note, *[""] * 4]
+    assert f"\n0.weight: {note}" in str(explanation)
+
+
+class Ops(TorchDispatchMode):
+    """The products that run, and the layout of their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "bitport":
+            layouts = [each for each in args if isinstance(each, str) and each in LAYOUTS]
+            self.seen += [(func._opname, each) for each in layouts]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_model_whose_scales_are_learned_is_explained_as_it_computes() -> None:
+    """Its layers multiply in the layout of the device; the plain weights that it keeps beside are in no product."""
+    made = nn.Sequential(nn.Embedding(16, 64), nn.Linear(64, 64), nn.Linear(64, 16, bias=False))
+    made[2].weight = made[0].weight
+    bitport.quantize_(made, {"*": "int4-g32"})
+    before = bitport.explain(made)
+    learn_scales_(made)
+    explanation = bitport.explain(made)
+    assert explanation == before
+    assert [layer.name for layer in explanation.layers] == ["0.weight", "1.weight"]
+    with Ops() as ops:
+        made(torch.tensor([1, 2, 3]))
+    assert set(ops.seen) == {(explanation.layers[1].op, explanation.layers[1].layout)}

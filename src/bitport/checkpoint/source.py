@@ -132,7 +132,7 @@ class Source:
             if source is not None:
                 its = modules.get(name, Target("", "", "other", (), ""))
                 transposed = its.transposed != (entry is not None and entry.flipped)
-                self.told[source] = {"kind": its.kind, "transposed": transposed, "unfit": its.unfit}
+                self.told[source] = {"kind": its.kind, "transposed": transposed, "unfit": its.unfit, "note": its.note}
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors one at a time, file by file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
@@ -107,8 +108,23 @@ def find_targets(model: nn.Module) -> list[Target]:
             if param.dim() > 1 and param.is_floating_point():
                 kind, transposed = ("other", False) if otherwise else _kind(module_name, module, name, param)
                 unfit = REWRITTEN if getattr(module, "max_norm", None) is not None and kind == "embedding" else ""
-                targets.append(Target(module_name, name, kind, tuple(param.shape), str(id(param)), transposed, unfit))
+                shape, note = tuple(param.shape), _note(module, name)
+                targets.append(Target(module_name, name, kind, shape, str(id(param)), transposed, unfit, note))
     return targets
+
+
+def _note(module: nn.Module, name: str) -> str:
+    """Says so if a subclass has a forward of its own, unless that calls the one of PyTorch's class and does not mention
+    the parameter. Most of them call F.linear(x, weight), with the same kernels; but one that computes with the weight
+    first dequantizes it, or fails, and no way to tell is certain."""
+    known = next((each for each, param, _ in WEIGHTS if isinstance(module, each) and param == name), None)
+    forward = inspect.unwrap(type(module).forward)
+    if known is None or forward is known.forward:
+        return ""
+    mentioned = getattr(getattr(forward, "__code__", None), "co_names", ())
+    if "forward" in mentioned and name not in mentioned:
+        return ""
+    return f"{type(module).__name__} has its own forward, which may use the weight otherwise than {known.__name__}"
 
 
 def _is_read_otherwise(module: str, classes: Mapping[str, str]) -> bool:

@@ -27,6 +27,8 @@ class LayerExplanation:
     op: str
     decisions: dict[int, Decision]
     """Number of rows -> decision."""
+    note: str = ""
+    """Why the weight may be used otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,25 +49,26 @@ class Explanation:
         for layer in self.layers:
             kernels = tuple(layer.decisions[m].kernel for m in self.rows)
             refused = tuple(dict.fromkeys(r for m in self.rows for r in layer.decisions[m].refused))
-            key = (layer.scheme, layer.layout, layer.device, layer.op, kernels, refused)
+            key = (layer.scheme, layer.layout, layer.device, layer.op, kernels, refused, layer.note)
             groups.setdefault(key, []).append(layer.name)
         header = ("weights", "scheme", "layout", "device", "op", *(f"{m} rows" for m in self.rows))
         body, notes = [], []
-        for (scheme, layout, device, op, kernels, refused), names in groups.items():
+        for (scheme, layout, device, op, kernels, refused, note), names in groups.items():
             label = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
             body.append((label, scheme, layout, device, op, *kernels))
             if op == "dequantize":
                 notes.append(f"{label}: dequantized on every call; PyTorch computes the convolution")
+            notes += [f"{label}: {note}"] if note else []
             notes += [f"{label}: {kernel} refused: {reason}" for kernel, reason in refused]
         return "\n".join([table(header, body), *notes]) if body else "no quantized weight in this model"
 
     __repr__ = __str__  # shown as the value of a notebook cell
 
 
-def explain_layer(name: str, kind: str, q: QTensor, rows: Sequence[int]) -> LayerExplanation:
+def explain_layer(name: str, kind: str, q: QTensor, rows: Sequence[int], note: str = "") -> LayerExplanation:
     op = _op(q, kind)
     decisions = {m: decide(op, *_arguments(op, q, m)) for m in rows}
-    return LayerExplanation(name, str(q.scheme), q.bits_layout, str(q.qdata.device), op, decisions)
+    return LayerExplanation(name, str(q.scheme), q.bits_layout, str(q.qdata.device), op, decisions, note)
 
 
 def _op(q: QTensor, kind: str) -> str:

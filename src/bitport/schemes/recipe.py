@@ -63,6 +63,8 @@ class Target:
     transposed: bool = False
     unfit: str = ""
     """Why it cannot be quantized; empty if it can."""
+    note: str = ""
+    """What the user should know if it is quantized."""
 
     @property
     def name(self) -> str:
@@ -232,7 +234,7 @@ class Recipe:
             if target.kind == "conv" and rule.scheme.act:
                 return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
             said = f"the scheme for all {PLURALS[target.kind]}" if _is_by_name(rule) else f"rule {rule.match!r}"
-            return Choice(target.name, rule.scheme, said)
+            return Choice(target.name, rule.scheme, f"{said}; {target.note}" if target.note else said)
         router = is_router(target.module, target.shape)
         if any(map(_is_by_name, self.rules)):
             left = f"a scheme given by name leaves {'routers' if router else PLURALS[target.kind]} as they are"

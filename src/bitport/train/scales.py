@@ -140,6 +140,14 @@ def _learned(model: nn.Module) -> Iterator[_Learned]:
                 yield _Learned(f"{module_name}.{param}".lstrip("."), module, param, made)
 
 
+def learned_weights(model: nn.Module) -> dict[int, tuple[str, str]]:
+    """id of a quantized weight whose scales are learned -> (the first name that it has in layers, its kind)."""
+    return {
+        id(each.parametrizations[0].quantized): (each.name, each.parametrizations[0].rounding.kind)
+        for each in reversed([*_learned(model)])
+    }
+
+
 def settle_scales_(model: nn.Module) -> list[LayerReport]:
     """Replace the parametrizations by quantized parameters with the learned scales."""
     learned = [*_learned(model)]
