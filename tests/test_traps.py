@@ -293,7 +293,18 @@ def test_what_cannot_be_quantized_is_reported(module: nn.Module) -> None:
     report = bitport.quantize_(model, "int8")
     assert [layer.name for layer in report.quantized] == ["linear.weight"]
     assert report.skipped
-    assert all("unknown type" in layer.reason for layer in report.skipped)
+    reasons = ("unknown type", "float weights only", "only Conv1d and Conv2d")
+    assert all(any(reason in layer.reason for reason in reasons) for layer in report.skipped)
+
+
+@pytest.mark.parametrize("module", [nn.LSTM(8, 8), nn.Conv3d(4, 4, 3), nn.ConvTranspose2d(4, 4, 3)])
+def test_a_rule_for_what_cannot_be_quantized_leaves_it_with_a_reason(module: nn.Module) -> None:
+    """An LSTM failed at the first forward; a Conv3d was quantized as matrices of 3x3, each row with a scale, and
+    explained as experts."""
+    model = nn.ModuleDict({"odd": module, "linear": nn.Linear(8, 8)})
+    report = bitport.quantize_(model, [("odd", "int8", ("other",)), ("*", "int8")])
+    assert [layer.name for layer in report.quantized] == ["linear.weight"]
+    assert not any("unknown" in layer.reason for layer in report.skipped)
 
 
 def test_weight_norm_of_a_quantized_weight_is_refused_at_once() -> None:

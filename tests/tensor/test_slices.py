@@ -156,7 +156,12 @@ REFUSED: dict[str, tuple[str, tuple[int, ...], Cut, str]] = {
         lambda w: w.permute(1, 0, 2),
         "last two dimensions.*: take the float tensor",
     ),
-    "viewed": ("int8", (64, 96), lambda w: w.view(-1), r"keeps its shape \[64, 96\].*: take the float tensor"),
+    "viewed": (
+        "int8",
+        (64, 96),
+        lambda w: w.view(-1),
+        r"its shape \[64, 96\].*: take the float .* DistributedDataParallel see",
+    ),
     "flattened": ("int8", (3, 64, 96), lambda w: w.flatten(), "keeps its shape"),
     "row-as-batch": (
         "int8",

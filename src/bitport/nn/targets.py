@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
 from bitport.errors import ArgumentError
@@ -67,6 +68,12 @@ READ_OTHERWISE: dict[str, tuple[str, ...]] = {
 concatenates, adds or scales them directly, which needs plain tensors, instead of only calling the child."""
 
 REWRITTEN = "max_norm rewrites the rows that are looked up"
+UNFIT: tuple[tuple[type[nn.Module], str], ...] = (
+    (nn.LSTM, "PyTorch's LSTM computes with float weights only"),
+    (nn.Conv3d, "of convolutions only Conv1d and Conv2d can be quantized"),
+    (_ConvTransposeNd, "of convolutions only Conv1d and Conv2d can be quantized"),
+)
+"""(module type, why its weights cannot be quantized, even by a rule that names their kind)."""
 
 EXPERT_NAMES = ("expert", "moe")
 """A 3-D parameter [experts, N, K] is "experts" if its own name, or its module's name or class, contains one of these.
@@ -107,7 +114,9 @@ def find_targets(model: nn.Module) -> list[Target]:
                 raise ArgumentError(f"{full} has no shape yet: run the model once, so that its lazy modules get theirs")
             if param.dim() > 1 and param.is_floating_point():
                 kind, transposed = ("other", False) if otherwise else _kind(module_name, module, name, param)
-                unfit = REWRITTEN if getattr(module, "max_norm", None) is not None and kind == "embedding" else ""
+                unfit = next((why for known, why in UNFIT if isinstance(module, known)), "")
+                if kind == "embedding" and getattr(module, "max_norm", None) is not None:
+                    unfit = REWRITTEN
                 shape, note = tuple(param.shape), _note(module, name)
                 targets.append(Target(module_name, name, kind, shape, str(id(param)), transposed, unfit, note))
     return targets

@@ -223,14 +223,15 @@ class Recipe:
 
     def _decide(self, target: Target, fits: Sequence[int]) -> Choice:
         """``fits``: the indices of the matching rules."""
-        if fits:
-            rule = self.rules[fits[0]]
-            if isinstance(rule.scheme, str):
-                return Choice(target.name, None, f"rule {rule.match!r} says skip")
+        rule = self.rules[fits[0]] if fits else None
+        if rule and isinstance(rule.scheme, str):
+            return Choice(target.name, None, f"rule {rule.match!r} says skip")
+        if target.unfit:
+            return Choice(target.name, None, target.unfit)
+        if rule:
+            assert isinstance(rule.scheme, Scheme)
             if 0 in target.shape:
                 return Choice(target.name, None, "it is empty")
-            if target.unfit:
-                return Choice(target.name, None, target.unfit)
             if target.kind == "conv" and rule.scheme.act:
                 return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
             said = f"the scheme for all {PLURALS[target.kind]}" if _is_by_name(rule) else f"rule {rule.match!r}"

@@ -141,7 +141,8 @@ def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
     if q.repeated and whole[-2:] == [*q.shape[-2:]] and len(whole) > 2 and math.prod(whole) == q.numel():
         return q.replace(shape=tuple(whole))
     if whole != [*q.shape]:
-        raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}{INSTEAD}")
+        advice = INSTEAD if len(size) > 1 else f"{INSTEAD}. For DistributedDataParallel see docs/distributed.md"
+        raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}{advice}")
     return alias(aten.alias.default, q)
 
 
