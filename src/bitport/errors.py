@@ -13,6 +13,7 @@ __all__ = [
     "LayoutError",
     "RecipeError",
     "SchemeError",
+    "UnsupportedError",
 ]
 
 
@@ -60,3 +61,7 @@ class CheckpointError(BitportError, RuntimeError):
 
 class ExportError(BitportError, RuntimeError):
     """An exported program that cannot be written or loaded: a dependency is missing, or its package is damaged."""
+
+
+class UnsupportedError(BitportError, NotImplementedError):
+    """An operation that is not defined on quantized tensors."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, UnsupportedError
 from bitport.numerics import ACTIVATIONS, sqnr
 from bitport.ops import OPS
 from bitport.ops.convert import from_list
@@ -477,8 +477,11 @@ def test_a_function_is_applied_to_no_numbers(make: Make) -> None:
 
 @pytest.mark.parametrize("op", UNKNOWN)
 def test_what_it_does_not_stand_for(make: Make, op: str) -> None:
-    with pytest.raises(NotImplementedError, match=r"aten\.\w+.* is not defined on a QTensor.*\.dequantize\(\)"):
+    """The error tells which weight it is by its scheme and shape."""
+    said = r"aten\.\w+.* is not defined on a QTensor \(int4-g32, \[64, 96\]\).*\.dequantize\(\)"
+    with pytest.raises(UnsupportedError, match=said) as caught:
         UNKNOWN[op](make("int4-g32"))
+    assert isinstance(caught.value, NotImplementedError)
 
 
 def test_products_write_into_no_given_tensor(make: Make) -> None:

@@ -268,7 +268,7 @@ def _squeeze(func: Any, q: QTensor, dim: int) -> Tensor:
     """Squeeze a depthwise convolution's weight [N, 1, width] to a float tensor: state space models such as Mamba pass
     it to kernels of their own, which read its memory."""
     if not is_conv(q):
-        unsupported(func)
+        unsupported(func, q)
     return func(q.dequantize(), dim)
 
 
@@ -335,7 +335,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def _add(func: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
     """Add a float tensor of the same shape; the sum is a float tensor. DoRA computes norms of such sums."""
     if isinstance(a, QTensor) == isinstance(b, QTensor) or getattr(a, "shape", None) != getattr(b, "shape", None):
-        unsupported(func)
+        unsupported(func, a, b)
     return func(*(each.dequantize() if isinstance(each, QTensor) else each for each in (a, b)), **kwargs)
 
 

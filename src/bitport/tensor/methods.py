@@ -52,7 +52,7 @@ def _outside(q: QTensor, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _apply(q: QTensor, callable: Callable[..., Any]) -> NoReturn:
-    unsupported("Tensor.apply_")
+    unsupported("Tensor.apply_", q)
 
 
 def _norm(q: QTensor, *args: Any) -> NoReturn:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport import layouts
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, UnsupportedError
 from bitport.layouts import Matrix
 from bitport.numerics import FLOATS, Format, Quantized, dequantize, quantize
 from bitport.schemes import KINDS, Scheme
@@ -226,7 +226,7 @@ class QTensor(Tensor):
     ) -> Any:
         made = handled(ATEN, func, args, kwargs or {})
         if made is NotImplemented:
-            unsupported(func)
+            unsupported(func, args, kwargs)
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -266,10 +266,10 @@ class QTensor(Tensor):
         return size + sum(p.nbytes for name in ("scale2", *EXTRA) if (p := getattr(self, name)) is not None)
 
 
-def unsupported(func: Any) -> NoReturn:
-    raise NotImplementedError(
-        f"{func} is not defined on a QTensor, which stands for a weight in linear, embedding, conv and matmul{INSTEAD}"
-    )
+def unsupported(func: Any, *given: Any) -> NoReturn:
+    q = next(each for each in torch.utils._pytree.tree_leaves(given) if isinstance(each, QTensor))
+    what = f"({q.scheme}, {[*q.shape]}), which stands for a weight in linear, embedding, conv and matmul"
+    raise UnsupportedError(f"{func} is not defined on a QTensor {what}{INSTEAD}")
 
 
 def from_parts(
