@@ -60,6 +60,38 @@ def test_kind(name: str, shape: tuple[int, ...], kind: str | None) -> None:
         assert not target.transposed
 
 
+ROUTERS = (
+    ("mlp.gate.weight", "mlp.experts.0.gate_proj.weight"),  # Qwen, DeepSeek
+    ("mlp.gate.weight", "mlp.experts.gate_up_proj"),
+    ("block_sparse_moe.gate.weight", "block_sparse_moe.experts.0.w1.weight"),  # Mixtral
+    ("mixer.gate.weight", "mixer.experts.0.up_proj.weight"),  # Nemotron-H
+    ("moe.gate.weight", "moe.up_proj.weight"),  # Step
+    ("mlp.gate.wg.weight", "mlp.experts.0.up_proj.weight"),  # Hunyuan
+    ("mlp.router.weight", "mlp.experts.gate_up_proj"),  # gpt-oss
+    ("feed_forward.router.weight", "feed_forward.experts.gate_up_proj"),  # Llama 4
+    ("mlp.router.gate.weight", "mlp.experts.0.up_proj.weight"),  # AFMoE
+    ("block_sparse_moe.router.layer.weight", "block_sparse_moe.input_linear.weight"),  # Granite
+)
+
+
+@pytest.mark.parametrize(("router", "beside"), ROUTERS)
+def test_routers_of_published_models(router: str, beside: str) -> None:
+    tensors = {
+        f"model.layers.1.{name}": (shape, torch.bfloat16) for name, shape in ((router, ROUTER), (beside, MATRIX))
+    }
+    assert targets_of(tensors)[0].kind == "other"
+
+
+def test_a_gate_without_experts_is_no_router() -> None:
+    names = (
+        "model.layers.0.mlp.gate.weight",
+        "model.layers.0.mlp.up.weight",
+        "model.layers.1.mlp.experts.0.gate.weight",
+    )
+    tensors = {name: (ROUTER, torch.bfloat16) for name in names}
+    assert {target.kind for target in targets_of(tensors)} == {"linear"}
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float8_e4m3fn], ids=str)
 def test_only_floats_are_quantized(dtype: torch.dtype) -> None:
     assert target_of("q_proj.weight", MATRIX, dtype) is None

@@ -13,6 +13,7 @@ from torch import Tensor
 from bitport.checkpoint.source import Held
 from bitport.interop.codec import Reader
 from bitport.interop.sources import Readable, description
+from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import QTensor
 
 
@@ -34,8 +35,10 @@ def assert_described(files: Readable) -> None:
     """The descriptions of its weights must match the weights that it returns."""
     tensors = dict(files.items())
     assert list(tensors) == files.names()
+    blocks = expert_blocks(files.names())
     quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QTensor)}
-    assert {q.name: q for q in files.described()} == {name: description(name, q) for name, q in quantized.items()}
+    made = {name: description(name, q, blocks) for name, q in quantized.items()}
+    assert {q.name: q for q in files.described()} == made
 
 
 def words(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -58,6 +58,21 @@ def test_there_and_back(ours: Path, theirs: Path, tmp_path: Path) -> None:
     assert "int4-g32" in str(done)
 
 
+def test_the_gate_of_a_gated_mlp_is_a_linear_layer(tmp_path: Path) -> None:
+    """Unlike that of a block of experts, which other libraries keep in float."""
+    layers = {name: nn.Linear(64, 32, bias=False) for name in ("gate", "up")} | {"down": nn.Linear(32, 64, bias=False)}
+    model = nn.ModuleDict({"mlp": nn.ModuleDict(layers)})
+    bp.quantize_(model, "int4-g32")
+    bp.save(model, tmp_path / "ours")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", to="compressed-tensors", progress=False)
+    assert set(done.weights) == {f"mlp.{name}.weight" for name in layers}
+    routed = nn.ModuleDict({"mlp": nn.ModuleDict({**layers, "experts": nn.Linear(64, 32)})})
+    bp.quantize_(routed, {"mlp.gate": "int4-g32"})
+    bp.save(routed, tmp_path / "routed")
+    with pytest.raises(ArgumentError, match=r"of the kind 'other': mlp\.gate\.weight"):
+        convert(tmp_path / "routed", tmp_path / "no", to="compressed-tensors", progress=False)
+
+
 def test_what_lies_beside_the_weights_comes_along(float_model: Path, ours: Path, theirs: Path, tmp_path: Path) -> None:
     convert(theirs, tmp_path / "back", progress=False)
     before, there, after = (

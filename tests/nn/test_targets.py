@@ -133,6 +133,29 @@ def test_routers_are_no_linear_layers() -> None:
     }
 
 
+class SparseMoe(nn.Module):
+    def __init__(self, experts: str) -> None:
+        super().__init__()
+        self.gate = nn.Linear(32, 4)
+        self.add_module(experts, nn.ModuleList(Gated() for _ in range(4)))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(32, 16), nn.Linear(32, 16), nn.Linear(16, 32)
+
+
+@pytest.mark.parametrize("experts", ["experts", "mlps"])
+def test_the_gate_of_a_gated_mlp_is_no_router(experts: str) -> None:
+    """A third of its weights stayed float. Only the gate of a block of experts chooses among them."""
+    model = nn.ModuleDict({"dense": Gated(), "sparse": SparseMoe(experts)})
+    kinds = {target.module: target.kind for target in find_targets(model)}
+    assert [name for name, kind in kinds.items() if kind != "linear"] == ["sparse.gate"]
+    assert len(kinds) == 1 + 5 * 3
+    assert {layer.name for layer in bp.quantize_(model, "int4").skipped} == {"sparse.gate.weight"}
+
+
 def test_attention_with_keys_of_another_size_has_three_matrices() -> None:
     found = find_targets(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))
     assert {target.name: target.kind for target in found} == {

@@ -133,8 +133,27 @@ def test_a_router_is_called_one() -> None:
     """Most models have the router as an nn.Linear, so "unknown type" would be a wrong reason."""
     routers = [Target("mlp.gate", "weight", "other", (4, 64), "1"), Target("mlp.odd", "weight", "other", (4, 64), "2")]
     plan = Recipe.of({"*": "int8"}).resolve([*UNTIED, *routers])
-    assert plan["mlp.gate.weight"].reason == "no rule fits this router"
+    assert plan["mlp.gate.weight"].reason == "no rule fits this router; one with its name quantizes it"
     assert plan["mlp.odd.weight"].reason == "no rule fits this weight of a module of unknown type"
+
+
+@pytest.mark.parametrize("name", ["mlp.gate", "mlp.gate.weight"])
+@pytest.mark.parametrize("scheme", ["int8", "skip"])
+def test_a_rule_with_its_name_fits_a_router(name: str, scheme: str) -> None:
+    """It fitted no weight, an error, without ("other",)."""
+    router = Target("mlp.gate", "weight", "other", (4, 64), "1")
+    choice = Recipe.of({name: scheme, "*": "int4"}).resolve([*UNTIED, router])["mlp.gate.weight"]
+    assert (choice.scheme, repr(name) in choice.reason) == (None if scheme == "skip" else preset(scheme), True)
+
+
+@pytest.mark.parametrize(
+    "rule", [("*.gate", "int8"), ("re:.*gate", "int8"), ("mlp.gate", "int8", ("linear",)), ("mystery", "int8")], ids=str
+)
+def test_other_rules_fit_none(rule: tuple[Any, ...]) -> None:
+    """A module that is not known may be unable to compute with a quantized weight, even one that is named."""
+    router = Target("mlp.gate", "weight", "other", (4, 64), "1")
+    with pytest.raises(RecipeError, match="fits no weight"):
+        Recipe.of([rule]).resolve([*UNTIED, router])
 
 
 def test_what_a_recipe_is_read_from() -> None:
@@ -155,7 +174,7 @@ def test_reasons_of_a_scheme_by_its_name_speak_of_no_rule() -> None:
     left = "a scheme given by name leaves {} as they are"
     assert plan["conv.weight"].reason == left.format("convolutions") + "; a rule for them quantizes them"
     assert plan["embed.weight"].reason == left.format("embeddings") + "; a rule for them quantizes them"
-    assert plan["mlp.gate.weight"].reason == left.format("routers")
+    assert plan["mlp.gate.weight"].reason == left.format("routers") + "; a rule with the name of one quantizes it"
     assert plan["mystery.weight"].reason == left.format("weights of modules of unknown type")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from bitport.checkpoint.dtypes import WEIGHTS
 from bitport.nn.targets import lie_transposed
 from bitport.schemes import Target
-from bitport.schemes.recipe import is_router
+from bitport.schemes.recipe import expert_blocks, is_router
 
 EMBEDDINGS = r"(\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|relative_attention_bias"
 
@@ -31,13 +31,15 @@ CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 layers that are stored as [K, N]."""
 
 
-def target_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type: str = "") -> Target | None:
-    """The target for ``name``, or None if it is not a float matrix."""
+def target_of(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type: str = "", blocks: Collection[str] | None = None
+) -> Target | None:
+    """The target for ``name``, or None if it is not a float matrix. ``blocks``: as for :func:`is_router`."""
     if len(shape) < 2 or dtype not in WEIGHTS:
         return None
     module, _, param = name.rpartition(".")
     found = (kind for pattern, dims, kind in KINDS if len(shape) == dims and re.fullmatch(pattern, name))
-    kind = "other" if len(shape) == 2 and is_router(module, shape) else next(found, "other")
+    kind = "other" if len(shape) == 2 and is_router(module, shape, blocks) else next(found, "other")
     transposed = model_type in CONV1D and re.fullmatch(r".*\.(c_attn|c_proj|c_fc|q_attn)\.weight", name) is not None
     return Target(module, param, kind, shape, name, transposed)
 
@@ -45,7 +47,8 @@ def target_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type:
 def targets_of(tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], model_type: str = "") -> list[Target]:
     """The targets among ``tensors``, {name: (shape, dtype)}. Whether stacks of experts are stored as [experts, K, N] is
     inferred from the shapes of the stacks in the same module."""
-    found = [target_of(name, shape, dtype, model_type) for name, (shape, dtype) in tensors.items()]
+    blocks = expert_blocks(tensors)
+    found = [target_of(name, shape, dtype, model_type, blocks) for name, (shape, dtype) in tensors.items()]
     experts: dict[str, list[tuple[int, ...]]] = {}
     for target in found:
         if target is not None and target.kind == "experts":

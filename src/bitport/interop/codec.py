@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -152,9 +152,10 @@ def same_numbers(one: Format, other: Format) -> bool:
 NO_CONV1D = "its layers lie as [N, K] in a model, and this one as [K, N] (Conv1D)"
 
 
-def kind_of(name: str, shape: tuple[int, ...]) -> str:
-    """The kind of a float weight with that name, as used in recipes: "linear", "embedding", "experts" .."""
-    found = target_of(name, shape, torch.bfloat16)
+def kind_of(name: str, shape: tuple[int, ...], blocks: Collection[str] | None = None) -> str:
+    """The kind of a float weight with that name, as used in recipes: "linear", "embedding", "experts" .. ``blocks``: as
+    for is_router of bitport.schemes.recipe."""
+    found = target_of(name, shape, torch.bfloat16, blocks=blocks)
     return found.kind if found else "other"
 
 

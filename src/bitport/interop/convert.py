@@ -24,6 +24,7 @@ from bitport.interop.scales import Narrowed
 from bitport.interop.sources import Readable, description, source_of, upright
 from bitport.report.progress import progress as with_progress
 from bitport.report.text import size, table
+from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import QTensor
 
 BITPORT = "bitport"
@@ -122,13 +123,14 @@ def _to_bitport(files: Readable, directory: Path, to: str, shard_size: int, prog
 def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progress: bool | None) -> Converted:
     writer = WRITERS[to]()
     _check_all(writer, files)
+    blocks = expert_blocks(files.names())
     weights: dict[str, str] = {}
     left: list[str] = []
     plain: list[str] = []
     with Directory(directory, shard_size, writer.room(files.names())) as out:
         for name, tensor in with_progress(files.items(), len(files.names()), "converting", progress):
             if isinstance(tensor, QTensor):
-                _check(writer, description(name, tensor))
+                _check(writer, description(name, tensor, blocks))
                 for key, part in writer.write(name, upright(tensor) if writer.upright else tensor).items():
                     out.add(key, part)
                 weights[name] = str(tensor.scheme)
@@ -156,11 +158,12 @@ def _to_gguf(files: Readable, target: Path, progress: bool | None) -> Converted:
     except ArgumentError as error:
         raise ArgumentError(f"{files.path} cannot be written as {gguf.Writer.name}: {error}") from error
     _check_all(writer, files)
+    blocks = expert_blocks(files.names())
     weights: dict[str, str] = {}
     with writer.output(target, files.described()) as out:
         for name, tensor in with_progress(files.items(), len(names), "converting", progress):
             if isinstance(tensor, QTensor):
-                _check(writer, description(name, tensor))
+                _check(writer, description(name, tensor, blocks))
                 weights[name] = str(tensor.scheme)
             writer.write(out, name, tensor)
         _check_any(files, weights)

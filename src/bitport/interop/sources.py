@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from bitport.interop.formats import READERS
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS
 from bitport.schemes import Scheme
+from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import QTensor
 
 MISTRAL = "params.json"
@@ -198,9 +199,10 @@ class Own:
                 yield name, read_plain(shards, self.path, entry)
 
     def described(self) -> Iterator[Described]:
+        blocks = expert_blocks(self.names())
         for name, entry in self.stored.items():
             if entry.scheme is not None:
-                yield _described(name, entry.scheme, entry.shape, entry.transposed, frozenset(entry.parts))
+                yield _described(name, entry.scheme, entry.shape, entry.transposed, frozenset(entry.parts), blocks)
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return carried(self.path, quantization)
@@ -234,8 +236,9 @@ def method_of(path: Path) -> str | None:
     return None if said is None else str(said.get("quant_method"))
 
 
-def description(name: str, q: QTensor) -> Described:
-    return _described(name, q.scheme, tuple(q.shape), q.transposed, frozenset(q.__tensor_flatten__()[0]))
+def description(name: str, q: QTensor, blocks: Collection[str] | None = None) -> Described:
+    """``blocks``: as for :func:`kind_of`."""
+    return _described(name, q.scheme, tuple(q.shape), q.transposed, frozenset(q.__tensor_flatten__()[0]), blocks)
 
 
 def upright(q: QTensor) -> QTensor:
@@ -245,8 +248,15 @@ def upright(q: QTensor) -> QTensor:
     return view
 
 
-def _described(name: str, scheme: Scheme, shape: tuple[int, ...], transposed: bool, parts: frozenset[str]) -> Described:
+def _described(
+    name: str,
+    scheme: Scheme,
+    shape: tuple[int, ...],
+    transposed: bool,
+    parts: frozenset[str],
+    blocks: Collection[str] | None,
+) -> Described:
     """See :func:`upright`."""
     conv1d = transposed and len(shape) == 2
     shape = shape[::-1] if conv1d else shape
-    return Described(name, scheme, shape, kind_of(name, shape), transposed and not conv1d, parts, conv1d)
+    return Described(name, scheme, shape, kind_of(name, shape, blocks), transposed and not conv1d, parts, conv1d)

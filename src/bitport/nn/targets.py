@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from bitport.errors import ArgumentError
 from bitport.nn.offloaded import refuse_offloaded
 from bitport.schemes import Target
-from bitport.schemes.recipe import is_router
+from bitport.schemes.recipe import EXPERT_NAMES, expert_blocks, is_router
 
 WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.Linear, "weight", "linear"),
@@ -75,10 +75,6 @@ UNFIT: tuple[tuple[type[nn.Module], str], ...] = (
 )
 """(module type, why its weights cannot be quantized, even by a rule that names their kind)."""
 
-EXPERT_NAMES = ("expert", "moe")
-"""A 3-D parameter [experts, N, K] is "experts" if its own name, or its module's name or class, contains one of these.
-It is [experts, K, N] if the module's ``is_transposed`` says so, as most of transformers do, or else its shapes."""
-
 
 def lie_transposed(shapes: Collection[tuple[int, ...]]) -> bool:
     """Whether the expert stacks of a module are stored as [experts, K, N], inferred from their shapes: a fused gate and
@@ -105,7 +101,10 @@ def find_targets(model: nn.Module) -> list[Target]:
     refuse_offloaded(model)
     targets = []
     classes: dict[str, str] = {}
-    for module_name, module in model.named_modules(remove_duplicate=False):
+    modules = dict(model.named_modules(remove_duplicate=False))
+    blocks = expert_blocks((*modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))))
+    blocks |= {name for name, module in modules.items() if "moe" in type(module).__name__.lower()}
+    for module_name, module in modules.items():
         classes[module_name] = type(module).__name__
         otherwise = _is_read_otherwise(module_name, classes)
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -113,7 +112,7 @@ def find_targets(model: nn.Module) -> list[Target]:
                 full = f"{module_name}.{name}".lstrip(".")
                 raise ArgumentError(f"{full} has no shape yet: run the model once, so that its lazy modules get theirs")
             if param.dim() > 1 and param.is_floating_point():
-                kind, transposed = ("other", False) if otherwise else _kind(module_name, module, name, param)
+                kind, transposed = ("other", False) if otherwise else _kind(module_name, module, name, param, blocks)
                 unfit = next((why for known, why in UNFIT if isinstance(module, known)), "")
                 if kind == "embedding" and getattr(module, "max_norm", None) is not None:
                     unfit = REWRITTEN
@@ -144,11 +143,13 @@ def _is_read_otherwise(module: str, classes: Mapping[str, str]) -> bool:
     return any(name in READ_OTHERWISE.get(classes.get(of, ""), ()) for of, name in (*children, (module, "")))
 
 
-def _kind(module_name: str, module: nn.Module, name: str, param: Tensor) -> tuple[str, bool]:
-    """(kind of a parameter, whether it is stored as [.., K, N])."""
+def _kind(module_name: str, module: nn.Module, name: str, param: Tensor, blocks: Collection[str]) -> tuple[str, bool]:
+    """(kind of a parameter, whether it is stored as [.., K, N]). A 3-D parameter [experts, N, K] is "experts" if its
+    own name, or its module's name or class, contains one of EXPERT_NAMES. It is [experts, K, N] if the module's
+    ``is_transposed`` says so, as most of transformers do, or else its shapes."""
     for module_type, known, kind in WEIGHTS:
         if isinstance(module, module_type) and name == known:
-            return "other" if kind == "linear" and is_router(module_name, param.shape) else kind, False
+            return "other" if kind == "linear" and is_router(module_name, param.shape, blocks) else kind, False
     label = f"{module_name} {type(module).__name__} {name}".lower()
     if param.dim() == 3 and any(word in label for word in EXPERT_NAMES):
         said = getattr(module, "is_transposed", None)

@@ -11,7 +11,7 @@ import glob
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,13 +38,36 @@ PLURALS = {
 
 # A glob that matches a single name: it has no wildcard, or only ones in brackets, as glob.escape writes them.
 ONE_NAME = re.compile(r"(?:[^*?[]|\[[*?[]\])*")
-ROUTER = re.compile(r"(.*\.)?(router(\.\w+)?|gate(\.wg)?)")
+EXPERT_NAMES = ("expert", "moe")
+"""Words in the names of experts, or of a block that has some."""
+ROUTER = re.compile(r"(.*\.)?(router(\.\w+)?|gate\.wg)")
+GATE = re.compile(r"(?:(.*)\.)?gate")
 
 
-def is_router(module: str, shape: Sequence[int]) -> bool:
+def is_router(module: str, shape: Sequence[int], blocks: Collection[str] | None = None) -> bool:
     """Whether a matrix [N, K] of ``module`` is a MoE router: its name says so, and it has fewer experts N than channels
-    K. A router is small and sensitive, so its kind is "other", even if it is an nn.Linear, as in few models."""
-    return shape[0] < shape[1] and ROUTER.fullmatch(module) is not None
+    K. A router is small and sensitive, so its kind is "other", even if it is an nn.Linear, as in few models.
+
+    ``blocks``: the modules with experts (:func:`expert_blocks`); elsewhere, as in a gated MLP, a gate is no router.
+    None: not known, so that it is taken for one."""
+    if shape[0] >= shape[1]:
+        return False
+    gate = GATE.fullmatch(module)
+    return ROUTER.fullmatch(module) is not None or (gate is not None and (blocks is None or (gate[1] or "") in blocks))
+
+
+def expert_blocks(names: Iterable[str]) -> set[str]:
+    """The modules that have experts among their children, or are called a "moe", judging by the ``names`` of all
+    modules or tensors of a model."""
+    found = set()
+    for name in names:
+        parts = name.split(".")
+        for at, part in enumerate(parts):
+            if any(word in part.lower() for word in EXPERT_NAMES):
+                found.add(".".join(parts[:at]))
+            if "moe" in part.lower():
+                found.add(".".join(parts[: at + 1]))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +106,8 @@ class Target:
 class Rule:
     """Assign ``scheme`` ("skip": leave unquantized) to weights of modules whose name matches ``match``, a glob or,
     after "re:", a regular expression. ``kinds`` restricts the rule to kinds of weights; None means every kind but
-    "other" (a matrix of a module unknown to bitport, whose forward may not support a quantized one)."""
+    "other" (a matrix of a module unknown to bitport, whose forward may not support a quantized one), and a router if
+    ``match`` is its name."""
 
     match: str
     scheme: Scheme | str
@@ -125,9 +149,10 @@ class Rule:
 
     def fits(self, target: Target) -> bool:
         """Whether ``target`` has one of the kinds, and the pattern matches its full name or that of its module."""
-        if target.kind not in (self.kinds or KINDS[:-1]):
-            return False
         names = (target.module, target.name)
+        named = self.kinds is None and self._name is not None and is_router(target.module, target.shape)
+        if not named and target.kind not in (self.kinds or KINDS[:-1]):
+            return False
         return any(map(self._pattern.fullmatch, names)) if self._name is None else self._name in names
 
 
@@ -236,13 +261,17 @@ class Recipe:
                 return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
             said = f"the scheme for all {PLURALS[target.kind]}" if _is_by_name(rule) else f"rule {rule.match!r}"
             return Choice(target.name, rule.scheme, f"{said}; {target.note}" if target.note else said)
-        router = is_router(target.module, target.shape)
+        router = target.kind == "other" and is_router(target.module, target.shape)
         if any(map(_is_by_name, self.rules)):
             left = f"a scheme given by name leaves {'routers' if router else PLURALS[target.kind]} as they are"
+            if router:
+                return Choice(target.name, None, f"{left}; a rule with the name of one quantizes it")
             more = "" if target.kind == "other" else "; a rule for them quantizes them"
             return Choice(target.name, None, left + more)
+        if router:
+            return Choice(target.name, None, "no rule fits this router; one with its name quantizes it")
         what = f"{target.kind} weight" if target.kind != "other" else "weight of a module of unknown type"
-        return Choice(target.name, None, f"no rule fits this {'router' if router else what}")
+        return Choice(target.name, None, f"no rule fits this {what}")
 
     def to_json(self) -> str:
         """The recipe file of docs/formats.md, with all schemes written out."""

@@ -20,6 +20,7 @@ from bitport.interop.component import Component, unused_notes
 from bitport.interop.tracing import Made, Run, in_rows
 from bitport.numerics import FLOATS, Quantized
 from bitport.schemes.presets import TENSOR
+from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import from_parts
 
 SUFFIX = ".safetensors"
@@ -75,11 +76,12 @@ class Comfy:
                     raise CheckpointError(f"{self.path}: {piece.name}: {error}") from error
 
     def described(self) -> Iterator[Described]:
+        blocks = expert_blocks(self.names())
         for name, shape, _, of in self.pieces:
             if of is not None:
                 parts = {"qdata": True, "scale": True, "scale2": of.second, "pre_scale": of.before}
                 held = frozenset(part for part, there in parts.items() if there)
-                yield Described(name, of.scheme, shape, kind_of(name, shape), False, held)
+                yield Described(name, of.scheme, shape, kind_of(name, shape, blocks), False, held)
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return self.component.files(quantization)

@@ -27,6 +27,7 @@ from bitport.interop.gguf.header import Header, Stored
 from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.source import check_types, parts_of, type_notes
 from bitport.interop.tracing import Made, Run, in_rows
+from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import from_parts
 
 SHAPE = "comfy.gguf.orig_shape."
@@ -88,9 +89,10 @@ class Diffusion:
             yield piece.name, self._read(piece)
 
     def described(self) -> Iterator[Described]:
+        blocks = expert_blocks(self.names())
         for name, shape, _, block, whole in self.pieces:
             if block and whole:
-                yield Described(name, block.scheme, shape, kind_of(name, shape), False, parts_of(block.scheme))
+                yield Described(name, block.scheme, shape, kind_of(name, shape, blocks), False, parts_of(block.scheme))
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return self.component.files(quantization)

@@ -26,6 +26,7 @@ from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.numerics import Quantized
 from bitport.numerics.codec import block_scale
 from bitport.schemes import Scheme
+from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import from_parts
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -83,10 +84,11 @@ class Gguf:
             yield piece.name, self._read(piece)
 
     def described(self) -> Iterator[Described]:
+        blocks = expert_blocks(self.names())
         for piece in self.pieces:
             if block := BLOCKS.get(piece.stored[0].type):
                 shape, name, scheme = _shape(piece), piece.name, self._scheme(piece, block)
-                yield Described(name, scheme, shape, kind_of(name, shape), piece.transposed, parts_of(scheme))
+                yield Described(name, scheme, shape, kind_of(name, shape, blocks), piece.transposed, parts_of(scheme))
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         said = {**self.config, **quantization}
