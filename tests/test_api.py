@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bitport.integrations.huggingface import cast_parameters, load_model
 from bitport.nn import QuantizedLinear, find_targets, swap_linears_
 from bitport.numerics import sqnr
 from bitport.ops import OPS
+from bitport.report.text import size
 from bitport.schemes import PRESETS, Choice, preset
 from bitport.stream import Stream
 from bitport.train import prepare_
@@ -190,9 +192,13 @@ def test_a_second_time_says_so_and_changes_nothing() -> None:
     model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
     bitport.quantize_(model, {"0": "int4-g32"})
     before = model[0].weight.clone()
-    report = bitport.quantize_(model, "int8")
-    assert [(layer.name, layer.scheme) for layer in report.layers] == [("0.weight", None), ("1.weight", "int8")]
-    assert report.layers[0].reason == "is int4-g32 already"
+    with pytest.warns(UserWarning, match=r"^1 weights are .* 0\.weight \(int4-g32, not int8\)\. dequantize_\(model\)"):
+        report = bitport.quantize_(model, "int8")
+    assert [(layer.name, layer.scheme) for layer in report.quantized] == [
+        ("0.weight", "int4-g32"),
+        ("1.weight", "int8"),
+    ]
+    assert report.layers[0].reason == "is int4-g32 already, not int8"
     assert torch.equal(model[0].weight, before)
 
 
@@ -210,6 +216,34 @@ def test_a_plan_tells_what_would_be_done_and_does_it() -> None:
     assert [layer.scheme for layer in done.layers] == [layer.scheme for layer in report.layers]
     assert planned.head.weight is planned.embed.weight
     assert bitport.plan(planned, "int4")["up.weight"] == Choice("up.weight", None, "is int8 already")
+
+
+@pytest.mark.parametrize("recipe", [{"0": "int4-g32", "1": "int8"}, {"0": "skip", "1": "int8"}], ids=["same", "skip"])
+def test_the_same_again_is_no_reason_to_warn(recipe: dict[str, str]) -> None:
+    """As after a run that was interrupted; the report lists what is quantized."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    bitport.quantize_(model, {"0": "int4-g32"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = bitport.quantize_(model, recipe)
+    assert [layer.scheme for layer in report.layers] == ["int4-g32", "int8"]
+    assert (report.layers[0].reason, report.layers[0].sqnr) == ("is int4-g32 already", None)
+    assert str(report).endswith(
+        f"2 weights quantized, 0 left; {size(report.bytes_before)} -> {size(report.bytes_after)}"
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["rtn", "clip", "hqq"])
+def test_data_that_would_not_be_looked_at(algorithm: str) -> None:
+    """Batches were ignored without a word."""
+    model, batches = nn.Linear(64, 32), [torch.randn(4, 64)]
+    for do in (bitport.quantize_, prepare_):
+        with pytest.raises(
+            ArgumentError, match=rf"calibrate would have no effect: {algorithm} does not look at inputs"
+        ):
+            do(model, "int4", algorithm=algorithm, calibrate=batches)
+    assert type(model.weight) is nn.Parameter
+    bitport.quantize_(model, "int8-static", algorithm=algorithm, calibrate=batches)
 
 
 # -- sizes and places ------------------------------------------------------------------------------------------------

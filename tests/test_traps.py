@@ -198,8 +198,9 @@ def test_quantizing_twice_is_told_and_harmless() -> None:
     """The second call failed deep inside aten.view."""
     model = layer()
     before = model.weight.clone()
-    report = bitport.quantize_(model, "int8")
-    assert report.layers[0].reason == "is int4-g32 already"
+    with pytest.warns(UserWarning, match=r"stay as they are: weight \(int4-g32, not int8\)\. dequantize_\(model\)"):
+        report = bitport.quantize_(model, "int8")
+    assert report.layers[0].reason == "is int4-g32 already, not int8"
     assert torch.equal(model.weight, before)
 
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 import bitport as bp
+from bitport.algorithms.solving import uses_data
 from bitport.evaluate.algorithms import nll
 from bitport.evaluate.golden import WINDOW, Yardstick
 from bitport.numerics import sqnr
@@ -86,12 +87,15 @@ def _log_probabilities(model: Any, rows: Tensor) -> Tensor:
     return model(input_ids=rows[:, :-1]).logits.flatten(0, 1).float().log_softmax(-1)
 
 
-def _calibration(yardstick: Yardstick) -> list[Tensor]:
+def _calibration(yardstick: Yardstick, scheme: str, algorithm: str) -> list[Tensor] | None:
+    """The batches, or None where they would have no effect."""
+    if not uses_data(algorithm, scheme):
+        return None
     return [each[None] for each in yardstick.calibration.split(WINDOW)]
 
 
 def quantized(yardstick: Yardstick, model: nn.Module, scheme: str, algorithm: str) -> nn.Module:
-    data = _calibration(yardstick)
+    data = _calibration(yardstick, scheme, algorithm)
     bp.quantize_(model, scheme, algorithm=algorithm, calibrate=data, measure=False, progress=False)
     return model
 
@@ -104,7 +108,8 @@ def tuned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> floa
     """Perplexity after training in float32, starting from the result of ``algorithm``."""
     teacher = copy.deepcopy(yardstick.base).float().requires_grad_(False)
     model = copy.deepcopy(teacher).requires_grad_(True)
-    prepare_(model, scheme, algorithm=algorithm, calibrate=_calibration(yardstick), progress=False)
+    data = _calibration(yardstick, scheme, algorithm)
+    prepare_(model, scheme, algorithm=algorithm, calibrate=data, progress=False)
     train(model, steps, RATE, teacher)
     convert_(model, measure=False)
     return math.exp(nll(yardstick, model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from bitport import plugins
 from bitport.algorithms import Algorithm, Transform, expression
 from bitport.algorithms import algorithm as algorithm_of
-from bitport.algorithms.solving import Solving
+from bitport.algorithms.solving import Solving, check_data_used
 from bitport.arguments import counts_of
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, shortened
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.offloaded import refuse_offloaded
 from bitport.nn.quantize import check_finite
@@ -58,19 +59,21 @@ def quantize_(
     "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so. Transforms,
     which change the model but not what it computes, may come first: "awq", "awq+gptq", ("awq", GPTQ()).
     ``calibrate``: batches to run through the model (each a tensor, or a tuple or dict of its arguments), or a
-    function that runs it; for schemes with a static input scale and algorithms that look at inputs. The model runs
-    in eval mode.
+    function that runs it; for schemes with a static input scale and algorithms that look at inputs, an error without
+    either. The model runs in eval mode.
     ``device``: move the model there layer by layer, and quantize it there.
     ``measure``: compute the error of each weight for the report.
     """
     plugins.load()
     by, rules = algorithm_of(algorithm), Recipe.of(recipe)
+    check_data_used(by, rules, calibrate)
     if device is not None:
         check_present(device)
     targets = find_targets(model)
     plan = rules.resolve(targets)
     by_name = {target.name: target for target in targets}
     chosen = [choice for choice in plan.quantized if not is_quantized(by_name[choice.name].weight(model))]
+    _warn_of_others(model, by_name, plan.quantized)
     if chosen:
         refuse_fsdp(model, "quantize_")
     _check_sharded([choice for choice in chosen if is_sharded(by_name[choice.name].weight(model))], by, device)
@@ -88,9 +91,11 @@ def quantize_(
 
     def left(choice: Choice) -> LayerReport:
         weight = by_name[choice.name].weight(model)
-        size = nbytes_of(weight)
-        choice = _left_if_quantized(choice, weight)
-        if choice.name in solving.untied and not is_quantized(weight):
+        q, size = own(weight), nbytes_of(weight)
+        if isinstance(q, QTensor):
+            asked = "" if choice.scheme in (None, q.scheme) else f", not {choice.scheme}"
+            return LayerReport(choice.name, str(q.scheme), f"is {q.scheme} already{asked}", size, size)
+        if choice.name in solving.untied:
             since = f"{by.name} has untied it since: call quantize_ again to quantize it by itself"
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {since}")
         return LayerReport.kept(choice, size, size)
@@ -195,6 +200,22 @@ def _check(
     for scheme, where in pairs:
         if scheme is not None:
             check_device(scheme, where)
+
+
+def _warn_of_others(model: nn.Module, targets: dict[str, Target], asked: Sequence[Choice]) -> None:
+    """Warn if a weight that is already quantized has another scheme than asked for."""
+    held = [(choice, own(targets[choice.name].weight(model))) for choice in asked]
+    other = [
+        f"{choice.name} ({q.scheme}, not {choice.scheme})"
+        for choice, q in held
+        if isinstance(q, QTensor) and q.scheme != choice.scheme
+    ]
+    if other:
+        warnings.warn(
+            f"{len(other)} weights are quantized already, and stay as they are: {shortened(other, 3)}. "
+            f"dequantize_(model) makes them floats, to quantize again; a rule 'skip' for them leaves out this warning",
+            stacklevel=3,
+        )
 
 
 def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | str | int | None) -> None:

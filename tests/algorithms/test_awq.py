@@ -14,6 +14,7 @@ import bitport
 from bitport.algorithms import AWQ, GPTQ, RTN, Chain, algorithm
 from bitport.algorithms.awq_core import Factor, errors, search, sizes
 from bitport.algorithms.scales_core import power
+from bitport.algorithms.solving import uses_data
 from bitport.errors import ArgumentError
 from bitport.numerics import quantize, sqnr
 from bitport.schemes import preset
@@ -150,7 +151,8 @@ def test_scales_go_into_the_norm_or_are_multiplied_in(model: Unequal) -> None:
     x, errors = torch.randn(100, 64), {}
     for name in ("rtn", "awq", "awq+gptq"):
         other = copy.deepcopy(model)
-        report = bitport.quantize_(other, "int4-channel", algorithm=name, calibrate=DATA)
+        data = DATA if uses_data(name, "int4-channel") else None
+        report = bitport.quantize_(other, "int4-channel", algorithm=name, calibrate=data)
         errors[name] = sqnr(model(x), other(x))
     assert errors["rtn"] + 1 < errors["awq"] < errors["awq+gptq"]
     told = {layer.name: layer.note for layer in report.layers}
@@ -206,7 +208,8 @@ def test_every_family_is_nearer_than_rounded_to_nearest(name: str) -> None:
     before, errors = output(model, name), {}
     for how in ("rtn", "awq"):
         other = copy.deepcopy(model)
-        bitport.quantize_(other, "int4-channel", algorithm=how, calibrate=[batch_of(name, 8)], measure=False)
+        data = [batch_of(name, 8)] if uses_data(how, "int4-channel") else None
+        bitport.quantize_(other, "int4-channel", algorithm=how, calibrate=data, measure=False)
         errors[how] = sqnr(before, output(other, name))
     assert errors["awq"] > errors["rtn"]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bitport
+from bitport.algorithms.solving import uses_data
 
 CPU = {"dtype": torch.float32, "device": "cpu"}
 
@@ -28,7 +29,8 @@ def model_of() -> nn.Sequential:
 
 def values(scheme: object, **options: object) -> list[Tensor]:
     model = model_of()
-    bitport.quantize_(model, scheme, calibrate=batches(), **options)
+    data = batches() if uses_data(options.get("algorithm", "rtn"), scheme) else None
+    bitport.quantize_(model, scheme, calibrate=data, **options)
     return [model(batches()[0]), *(q.dequantize() for q in model.parameters() if isinstance(q, bitport.QTensor))]
 
 

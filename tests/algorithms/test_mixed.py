@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import bitport
 from bitport.algorithms.mixed import costs
 from bitport.algorithms.mixed_core import Option, choose
+from bitport.algorithms.solving import uses_data
 from bitport.errors import ArgumentError
 from bitport.nn.targets import find_targets
 from bitport.schemes import Recipe, Rule
@@ -129,7 +130,8 @@ def test_the_budget_holds_and_what_counts_gets_the_bits(model: Model, cost: str,
     for bits in (3.3, 4.0, 5.3, 7.0, 9.0):
         recipe = found.recipe(bits=bits)
         other = copy.deepcopy(model)
-        report = bitport.quantize_(other, recipe, algorithm=algorithm, calibrate=BATCHES)
+        data = BATCHES if uses_data(algorithm, recipe) else None
+        report = bitport.quantize_(other, recipe, algorithm=algorithm, calibrate=data)
         unique = {id(param): param.nbytes for param in other.parameters() if isinstance(param, bitport.QTensor)}
         assert 8 * sum(unique.values()) <= bits * found.weights
         assert len(report.quantized) == 10

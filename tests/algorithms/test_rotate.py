@@ -10,6 +10,7 @@ import torch
 import bitport
 from bitport.algorithms import Rotate
 from bitport.algorithms.rotation_core import Rotation, factors, hadamard, hadamard_product, is_known
+from bitport.algorithms.solving import uses_data
 from bitport.numerics import quantize, sqnr
 from bitport.schemes import preset
 
@@ -155,7 +156,8 @@ def test_planted_outliers_hurt_less(name: str) -> None:
     before, reports, errors = output(model, name), {}, {}
     for how in ("rtn", "rotate"):
         other = copy.deepcopy(model)
-        reports[how] = bitport.quantize_(other, "int4-channel", algorithm=how, calibrate=[batch_of(name, 4)])
+        data = [batch_of(name, 4)] if uses_data(how, "int4-channel") else None
+        reports[how] = bitport.quantize_(other, "int4-channel", algorithm=how, calibrate=data)
         errors[how] = sqnr(before, output(other, name))
     for plain, rotated in zip(reports["rtn"].quantized, reports["rotate"].quantized, strict=True):
         assert plain.sqnr is not None
@@ -172,7 +174,8 @@ def test_steps_in_a_row() -> None:
     before = output(model, "llama")
     for how in (("rtn",), ("smooth", Rotate(heads=True), "gptq")):
         other = copy.deepcopy(model)
-        report = bitport.quantize_(other, "int8-dyn", algorithm=how, calibrate=[batch_of("llama", 8)])
+        data = [batch_of("llama", 8)] if uses_data(how, "int8-dyn") else None
+        report = bitport.quantize_(other, "int8-dyn", algorithm=how, calibrate=data)
         errors[len(how)] = sqnr(before, output(other, "llama"))
     assert errors[3] > errors[1] + 3
     told = next(layer for layer in report.layers if layer.name == "model.layers.0.self_attn.o_proj.weight")

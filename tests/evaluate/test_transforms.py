@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="needs the extra: pip install 'bitpor
 
 import bitport
 from bitport.algorithms import AWQ, GPTQ, Clip, Rotate, SignRound, Smooth
+from bitport.algorithms.solving import uses_data
 from bitport.evaluate.golden import WINDOW, Yardstick
 from bitport.evaluate.perplexity import token_losses
 from bitport.integrations.huggingface import cast_parameters, logits_of
@@ -42,7 +43,8 @@ def added(yardstick: Yardstick, scheme: str, *algorithms: object, text: int = TE
     batches, found = [ids[None] for ids in yardstick.calibration.split(WINDOW // 2)], []
     for algorithm in algorithms:
         model = copy.deepcopy(yardstick.base)
-        bitport.quantize_(model, scheme, algorithm=algorithm, calibrate=batches, measure=False, progress=False)  # type: ignore[arg-type]
+        data = batches if uses_data(algorithm, scheme) else None  # type: ignore[arg-type]
+        bitport.quantize_(model, scheme, algorithm=algorithm, calibrate=data, measure=False, progress=False)  # type: ignore[arg-type]
         found.append(losses(yardstick, model, text) - baseline)
     return found
 

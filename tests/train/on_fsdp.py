@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import bitport as bp
+from bitport.algorithms.solving import uses_data
 from bitport.errors import ArgumentError
 from bitport.train import convert_, prepare_
 from tests.train.steps import steps
@@ -32,7 +33,8 @@ def model_of(scheme: str, gradients: str | None = None, algorithm: str = "rtn", 
     """A model whose rows no number of processes divides evenly."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 131), nn.ReLU(), nn.Linear(131, 40, bias=False))
-    prepare_(model, scheme, gradients=gradients, algorithm=algorithm, calibrate=[torch.randn(40, 64)])
+    data = [torch.randn(40, 64)] if uses_data(algorithm, scheme) else None
+    prepare_(model, scheme, gradients=gradients, algorithm=algorithm, calibrate=data)
     return model
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport as bp
+from bitport.algorithms.solving import uses_data
 from bitport.errors import ArgumentError
 from bitport.numerics import fake_quantize, from_storage, sqnr
 from bitport.ops.samples import product_budget
@@ -51,7 +52,7 @@ def unequal() -> Unequal:
 
 def pair(algorithm: str, scheme: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, nn.Module]:
     """Return a model in training and a quantized one, made in the same way."""
-    data = [each.to(dtype) for each in DATA]
+    data = [each.to(dtype) for each in DATA] if uses_data(algorithm, scheme) else None
     quantized, prepared = unequal().to(dtype), unequal().to(dtype)
     bp.quantize_(quantized, scheme, algorithm=algorithm, calibrate=data)
     prepare_(prepared, scheme, algorithm=algorithm, calibrate=data)
@@ -114,8 +115,9 @@ def test_every_kind_starts_from_what_it_was_quantized_to() -> None:
     quantized = copy.deepcopy(model)
     for algorithm in ("gptq", "clip"):
         trained, other = copy.deepcopy(model), copy.deepcopy(quantized)
-        prepare_(trained, EVERYTHING, algorithm=algorithm, calibrate=[IDS])
-        bp.quantize_(other, EVERYTHING, algorithm=algorithm, calibrate=[IDS])
+        data = [IDS] if uses_data(algorithm, EVERYTHING) else None
+        prepare_(trained, EVERYTHING, algorithm=algorithm, calibrate=data)
+        bp.quantize_(other, EVERYTHING, algorithm=algorithm, calibrate=data)
         follow = {name for name, param in trained.named_parameters() if not getattr(param, "fixed", "no weight")}
         assert follow == ({"embed.weight", "conv.weight"} if algorithm == "gptq" else set())
         loss = loss_of(trained)

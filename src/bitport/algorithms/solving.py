@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bitport.algorithms import Transform, algorithm
 from bitport.algorithms.algorithm import Algorithm
 from bitport.algorithms.apply import Outcome
 from bitport.algorithms.chain import Preparation
@@ -19,10 +20,23 @@ from bitport.calibrate.observe import input_scales, scales_without_data
 from bitport.errors import ArgumentError, shortened
 from bitport.nn.targets import find_targets
 from bitport.report.progress import progress as with_progress
-from bitport.schemes import Choice, Target
+from bitport.schemes import Choice, Recipe, RecipeLike, Target
 from bitport.schemes.plan import refuse_static
 from bitport.tensor.parts import has_data
 from bitport.tensor.sharded import laid_out, whole
+
+
+def uses_data(by: str | Algorithm | Transform | Sequence[str | Algorithm | Transform], recipe: RecipeLike) -> bool:
+    """Whether calibration data can have an effect: the algorithm looks at inputs, or a scheme has a static scale."""
+    return algorithm(by).needs_inputs or Recipe.of(recipe).static
+
+
+def check_data_used(by: Algorithm, recipe: Recipe, calibrate: object) -> None:
+    if calibrate is not None and not uses_data(by, recipe):
+        raise ArgumentError(
+            f"calibrate would have no effect: {by.name} does not look at inputs, and no rule gives a scheme with a "
+            f"static input scale. Leave it out, or choose an algorithm that does, such as algorithm='gptq'"
+        )
 
 
 class Solved(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bitport.algorithms.mixed import Costs, costs
+from bitport.algorithms.solving import uses_data
 from bitport.api import quantize_
 from bitport.evaluate.compare import change_percent
 from bitport.evaluate.golden import CALIBRATION_TOKENS, WINDOW, Yardstick
@@ -101,7 +102,8 @@ class Measurer:
             recipe, by = (self._mixed(scheme), "gptq") if name == MIXED else (scheme, name)
             model = copy.deepcopy(self.yardstick.base)
             if recipe is not None:
-                report = quantize_(model, recipe, algorithm=by, calibrate=self.batches, measure=False, progress=False)
+                data = self.batches if uses_data(by, recipe) else None
+                report = quantize_(model, recipe, algorithm=by, calibrate=data, measure=False, progress=False)
             if recipe is None or {layer.algorithm for layer in report.quantized} != {by}:
                 yield Row(scheme, name, None, None)
                 continue

@@ -88,12 +88,12 @@ class Report:
 
     @property
     def quantized(self) -> tuple[LayerReport, ...]:
-        """The weights that were quantized."""
+        """The weights that are quantized, including those that were so before."""
         return tuple(layer for layer in self.layers if layer.scheme is not None)
 
     @property
     def skipped(self) -> tuple[LayerReport, ...]:
-        """The weights that were not quantized."""
+        """The weights that are not quantized."""
         return tuple(layer for layer in self.layers if layer.scheme is None)
 
     def as_data(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from bitport import plugins
 from bitport.algorithms import RTN, Algorithm, Transform
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
-from bitport.algorithms.solving import Solving, by_storage
+from bitport.algorithms.solving import Solving, by_storage, check_data_used
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError, shortened
@@ -70,7 +70,9 @@ def prepare_(
     """
     plugins.load()
     targets, rounded, by = find_targets(model), gradients_of(gradients), algorithm_of(algorithm)
-    plan = Recipe.of(recipe).resolve(targets)
+    rules = Recipe.of(recipe)
+    check_data_used(by, rules, calibrate)
+    plan = rules.resolve(targets)
     by_name = {target.name: target for target in targets}
     for choice in plan.quantized:
         if choice.scheme is not None:
