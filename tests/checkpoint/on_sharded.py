@@ -89,7 +89,7 @@ def check_a_failed_save(mesh: DeviceMesh) -> None:
     """Every process gets the error of the one that writes, and none waits for it."""
     Path("file").write_text("not a directory")
     model = in_tensor_parallel(quantized(), mesh)
-    with pytest.raises(CheckpointError, match="writing the checkpoint file failed"):
+    with pytest.raises(ArgumentError, match="file is a file"):
         bitport.save(model, "file")
 
 

@@ -60,7 +60,7 @@ for step in range(1000):
     child = os.fork()
     if child == 0:
         left = step
-        bp.save(new, place, shard_size=1)
+        bp.save(new, place, overwrite=True, shard_size=1)
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     loaded = bp.load(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4)), place, verify=True)
@@ -93,7 +93,7 @@ def test_what_a_killed_save_left(tmp_path: Path) -> None:
     writer.add("never finished", torch.ones(5))
     (begun,) = {path.name for path in tmp_path.glob("model-*")} - set(read_manifest(tmp_path).shards)
     for left in ({begun}, set()):
-        bp.save(nn.Linear(2, 2), tmp_path)
+        bp.save(nn.Linear(2, 2), tmp_path, overwrite=True)
         named = {"bitport.json", INDEX, *read_manifest(tmp_path).shards}
         assert {path.name for path in tmp_path.iterdir()} == named | left
         if left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,25 @@ def test_nothing_stays_on_meta(saved: Path) -> None:
     assert torch.equal(loaded.angles, torch.arange(4.0))
 
 
+def test_a_plain_attribute_does_not_stay_on_meta(saved: Path) -> None:
+    class Scaled(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*small())
+            self[0].factor = torch.tensor(2.0)
+
+    with pytest.raises(CheckpointError, match=r"1 on the meta device and not in the checkpoint .*: 0\.factor"):
+        bp.load(Scaled, saved)
+    assert bp.load(Scaled(), saved)[0].factor == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_plain_attributes_that_a_hook_recomputes(norm: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+    model, x = norm(nn.Linear(4, 4)).eval(), torch.ones(4)
+    bp.save(model, tmp_path)
+    assert torch.equal(bp.load(lambda: norm(nn.Linear(4, 4)), tmp_path).eval()(x), model(x))
+
+
 def test_buffers_that_no_state_dict_has_may_be_unknown(tmp_path: Path) -> None:
     """They can be recomputed, and which ones a model keeps changes with its code."""
     model = nn.Linear(2, 2)
@@ -113,7 +133,7 @@ def test_weights_that_the_model_ties(saved: Path) -> None:
             self.b.weight = self.a.weight
 
     model = Tied()
-    bp.save(model, saved)
+    bp.save(model, saved, overwrite=True)
     edit(saved, lambda manifest: manifest["tied"].clear())
     loaded = bp.load(Tied, saved)
     assert loaded.a.weight is loaded.b.weight
@@ -184,7 +204,7 @@ def test_a_compiled_model_is_the_one_that_it_wraps(tmp_path: Path) -> None:
     bp.quantize_(model, "int4-g32")
     part = nn.Sequential(torch.compile(copy.deepcopy(model[0])), model[1])
     for compiled in (torch.compile(model), part):
-        bp.save(compiled, tmp_path)
+        bp.save(compiled, tmp_path, overwrite=True)
         assert_same(bp.load(small, tmp_path), model)
     assert_same(bp.load(torch.compile(small()), tmp_path)._orig_mod, model)
     states = [ModelState(each).state_dict() for each in (part, model)]
@@ -217,14 +237,54 @@ def test_device(saved: Path) -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(CheckpointError, match=r"it has no bitport\.json.*bitport quantize"):
+    (tmp_path / "file").touch()
+    for path, said in {
+        tmp_path: r"it has no bitport\.json.*bitport quantize",
+        tmp_path / "nowhere": r"nowhere does not exist; give the directory of a checkpoint",
+        tmp_path / "file": r"file is a file; give the directory of a checkpoint",
+    }.items():
+        with pytest.raises(CheckpointError, match=said):
             bp.load(small, path)
+
+
+NO_DIRECTORY = {
+    "there/file": r"there/file is a file; a checkpoint is a directory: give another name",
+    "new.safetensors": r"new\.safetensors names a file, and a checkpoint is a directory: leave out '\.safetensors'",
+}
+
+
+@pytest.mark.parametrize("name", NO_DIRECTORY)
+def test_a_checkpoint_is_a_directory(name: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    with pytest.raises(ArgumentError, match=NO_DIRECTORY[name]):
+        bp.save(small(), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_checkpoint_is_replaced_when_asked(saved: Path) -> None:
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with pytest.raises(ArgumentError, match=r"holds a checkpoint already; overwrite=True replaces it"):
+        bp.save(nn.Linear(3, 3), saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    model = nn.Linear(3, 3)
+    bp.save(model, saved, overwrite=True)
+    assert_same(bp.load(nn.Linear(3, 3), saved), model)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_directory_holds_one_model(name: str, overwrite: bool, tmp_path: Path) -> None:
+    """transformers would load its float weights from there, and bitport the quantized ones."""
+    (tmp_path / name).touch()
+    with pytest.raises(ArgumentError, match=rf"holds another model already \({name}\); choose another directory"):
+        bp.save(small(), tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_progress_is_drawn_when_asked_for(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bp.load(small, saved, progress=True)
-    bp.save(small(), saved, progress=True)
+    bp.save(small(), saved, overwrite=True, progress=True)
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "loading [" in shown.err

@@ -75,7 +75,7 @@ def test_tensors_may_lie_anyhow(tmp_path: Path) -> None:
 
 
 def test_new_save_replaces_only_what_is_its_own(tmp_path: Path) -> None:
-    others = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "notes/model.txt"]
+    others = ["config.json", "adapter.safetensors", "model-00001-of-00002.safetensors", "notes/model.txt"]
     (tmp_path / "notes").mkdir()
     for name in others:
         (tmp_path / name).write_text("kept")
@@ -84,7 +84,7 @@ def test_new_save_replaces_only_what_is_its_own(tmp_path: Path) -> None:
     for name in ("model-0123abcd-00001.safetensors", ".bitport-0123abcd-manifest"):
         (tmp_path / name).write_text("left by a killed save")
         long_ago(tmp_path / name)
-    bp.save(nn.Linear(4, 4), tmp_path)
+    bp.save(nn.Linear(4, 4), tmp_path, overwrite=True)
     second = set(read_manifest(tmp_path).shards)
     assert not first & second
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
@@ -134,9 +134,8 @@ def test_shard_size_must_be_positive(tmp_path: Path) -> None:
 
 def test_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(CheckpointError, match="failed"):
-            bp.save(nn.Linear(1, 1), directory)
+    with pytest.raises(CheckpointError, match="failed"):
+        bp.save(nn.Linear(1, 1), tmp_path / "file" / "below")
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +150,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         CheckpointError, match=r"No space left on device.*What was there before is untouched; free some space"
     ):
-        bp.save(nn.Linear(8, 8), tmp_path)
+        bp.save(nn.Linear(8, 8), tmp_path, overwrite=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert_same(old, bp.load(nn.Linear(4, 4), tmp_path))
 
@@ -164,7 +163,7 @@ from bitport.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 try:
-    bp.save(nn.Linear(1000, 1000), sys.argv[1])
+    bp.save(nn.Linear(1000, 1000), sys.argv[1], overwrite=True)
 except CheckpointError as error:
     print(error)
 """

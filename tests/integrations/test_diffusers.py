@@ -116,6 +116,7 @@ def test_checkpoints(tmp_path: Path, name: str) -> None:
     assert len(read_manifest(tmp_path / "one").shards) > 2
     again = loaded(name, tmp_path / "one")
     assert_same(again, model)
+    assert repr(again.config.quantization_config) == f"BitportConfig(as stored: int4-g32 ({len(bits(model))}))"
     assert_same(load_model(tmp_path / "one"), model)
     assert float(sqnr(output(model, name), output(again, name))) > ORDER
     again.save_pretrained(tmp_path / "two")

@@ -225,6 +225,21 @@ def test_a_config_prints_what_it_asks_for() -> None:
     assert repr(config) == "BitportConfig(*.mlp.*=int3, *=int8; algorithm=hqq, measure=False)"
 
 
+def test_a_config_prints_what_was_loaded(tmp_path: Path) -> None:
+    """It named int4 and rtn, the defaults of its arguments, whatever the files held."""
+    made("llama", tmp_path / "float")
+    loaded(tmp_path / "float", BitportConfig({"lm_head": "int8", "*": "int3-g32"}, algorithm="hqq")).save_pretrained(
+        tmp_path / "out"
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    schemes = [str(param.scheme) for param in model.parameters() if isinstance(param, QTensor)]
+    config = model.config.quantization_config
+    assert config.recipe is None
+    assert config.stored == {"int3-g32": schemes.count("int3-g32"), "int8": 1}
+    assert repr(config) == f"BitportConfig(as stored: int3-g32 ({len(schemes) - 1}), int8 (1))"
+    assert repr(model.config).count("bitport") == 1  # as JSON: only the method
+
+
 def test_backends_are_loaded_where_models_are_built() -> None:
     """from_pretrained loads them with meta as the default device, where tables would have no numbers."""
     code = "import torch, bitport.plugins\nwith torch.device('meta'): print(bitport.plugins.load())"

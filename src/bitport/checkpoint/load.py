@@ -68,7 +68,7 @@ def load(
     refuse_offloaded(built)
     reshard_(built)
     manifest = held if arrangement is None else arrangement(held)
-    filled = _match(built, path, manifest, strict)
+    filled = _match(built, path, manifest, strict, [] if built is model else _unfilled(built))
     chosen = [entry for entry in manifest.tensors.values() if entry.name in filled]
     check_sharded(built, path, [(entry, filled[entry.name][0].tensor) for entry in chosen], device)
     for scheme, where in {(entry.scheme, _device(filled[entry.name], device)) for entry in chosen}:
@@ -99,8 +99,22 @@ def _build(factory: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> dict[str, list[Slot]]:
-    """Map each tensor of the checkpoint to the slots that it fills; CheckpointError if the two do not match."""
+def _unfilled(model: nn.Module) -> list[str]:
+    """The tensors on meta that are plain attributes of modules, which no checkpoint holds. Modules with hooks before
+    their forward recompute such attributes there, as those of torch.nn.utils.weight_norm do."""
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and value.is_meta and not module._forward_pre_hooks
+    ]
+
+
+def _match(
+    model: nn.Module, path: Path, manifest: Manifest, strict: bool, unfilled: list[str]
+) -> dict[str, list[Slot]]:
+    """Map each tensor of the checkpoint to the slots that it fills; CheckpointError if the two do not match.
+    ``unfilled``: tensors on meta outside of slots."""
     by_name = {slot.name: slot for slot in slots(model)}
     stored = {**{name: name for name in manifest.tensors}, **manifest.tied}
     filled: dict[str, list[Slot]] = {}
@@ -126,7 +140,7 @@ def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> di
             slot.name for slot, entry in pairs if slot.buffer and entry.scheme and not is_quantized(slot.tensor)
         ],
         "on the meta device and not in the checkpoint (build the model on a real device to have them, by load(build(), "
-        "..) instead of load(build, ..))": [slot.name for slot in uncovered if slot.name in unmade],
+        "..) instead of load(build, ..))": [*(slot.name for slot in uncovered if slot.name in unmade), *unfilled],
     }
     differences = {
         "missing in the checkpoint": [

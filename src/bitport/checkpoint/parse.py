@@ -29,6 +29,9 @@ BUFFERS = ("persistent", "derived")
 def read_manifest(directory: str | Path) -> Manifest:
     """Read the manifest of the checkpoint in ``directory``; CheckpointError if it is not valid."""
     path = path_of(directory, "directory")
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {what}; give the directory of a checkpoint, which holds {NAME}")
     if not (path / NAME).is_file():
         raise CheckpointError(
             f"{path} is no bitport checkpoint: it has no {NAME}. A directory of plain safetensors files becomes one by "

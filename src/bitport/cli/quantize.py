@@ -13,6 +13,7 @@ import torch
 
 from bitport.algorithms import TRANSFORMS, Algorithm, algorithm
 from bitport.algorithms.mixed import CANDIDATES, check_size, mixed
+from bitport.algorithms.solving import uses_data
 from bitport.api import quantize_
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
@@ -136,7 +137,7 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
         _check_output(args)
     _check_auto(args)
     by = algorithm(args.algorithm)
-    runs = recipe is None or recipe.static or by.needs_inputs
+    runs = recipe is None or uses_data(by, recipe)
     whole = recipe is None or args.in_memory
     streamed.check_options(args, by, runs=runs, in_memory=whole)
     if (part := class_name(args.source)) and (runs or whole):
@@ -220,10 +221,11 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     if recipe is None:
         assert batches is not None
         recipe = mixed(model, candidates, calibrate=batches, algorithm=args.algorithm, **options)
-    report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=batches)
+    data = batches if uses_data(args.algorithm, recipe) else None
+    report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=data)
     if batches is not None:
         report = dataclasses.replace(report, calibration=streamed.described(args))
-    save(model, args.output, shard_size=args.shard_size, carry=files.others(dtype))
+    save(model, args.output, overwrite=args.overwrite, shard_size=args.shard_size, carry=files.others(dtype))
     return report
 
 

@@ -82,8 +82,10 @@ class Quantizer(Loading, DiffusersQuantizer):
         if self.files is not None:
             check_names(model, Path(self.files[0]).parent, self.held)
             self.work = Stored(model, self.files, self.held, self.held, {})
+            self.config.take(self.held)
         else:
             targets, config = find_targets(model), self.config
+            assert config.recipe is not None
             self.work = Original(targets, spared(config.recipe, model, targets), config.algorithm, config.measure)
 
     def check_if_quantized_param(self, model: Any, param_value: Tensor, param_name: str, *args: Any, **kw: Any) -> bool:

@@ -25,7 +25,7 @@ from bitport.arguments import floats_of, path_of
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import SAID
 from bitport.checkpoint.side_files import class_name
-from bitport.checkpoint.source import FETCH, INDEXES, Source
+from bitport.checkpoint.source import FETCH, Source
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError, shortened
 from bitport.integrations.components import component, is_component, write_config
@@ -212,10 +212,17 @@ def load_tokenizer(directory: str | Path) -> Any:
     return _made(root, "AutoTokenizer.from_pretrained", root, **SAFELY)
 
 
-def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shard_size: int | str = SHARD_SIZE) -> None:
+def save_model(
+    model: Any,
+    directory: str | Path,
+    tokenizer: Any = None,
+    *,
+    overwrite: bool = False,
+    shard_size: int | str = SHARD_SIZE,
+) -> None:
     """Save the quantized ``model``, its configuration, and the tokenizer to a directory for :func:`load_model`, or for
     transformers and diffusers with :mod:`bitport.integrations.transformers` and :mod:`bitport.integrations.diffusers`.
-    ``shard_size``: as for :func:`bitport.save`."""
+    ``overwrite``, ``shard_size``: as for :func:`bitport.save`."""
     root, model = path_of(directory, "directory"), getattr(model, "_orig_mod", model)  # the model inside torch.compile
     if not is_component(model) and not hasattr(model, "can_generate"):
         raise ArgumentError(
@@ -224,10 +231,7 @@ def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shar
         )
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
         raise ArgumentError(f"a tokenizer is one of transformers, not {tokenizer!r}")
-    files = [root / name for index in INDEXES for name in (index, index.removesuffix(".index.json"))]
-    if not (root / MANIFEST).exists() and (there := [path.name for path in files if path.exists()]):
-        raise ArgumentError(f"{root} holds another model already ({shortened(there)}); choose another directory")
-    checkpoint.save(model, root, shard_size=shard_size)
+    checkpoint.save(model, root, overwrite=overwrite, shard_size=shard_size)
     if is_component(model):
         write_config(model, root)
         return

@@ -51,7 +51,7 @@ class Stored:
     def __init__(
         self, model: nn.Module, files: list[str], held: Manifest, manifest: Manifest, ties: Mapping[str, str]
     ) -> None:
-        self.path = Path(files[0]).parent
+        self.path, self.held = Path(files[0]).parent, held
         self.wanted = {name: entry for name, entry in manifest.tensors.items() if entry.buffer != "derived"}
         self.own = model.state_dict(keep_vars=True)
         made = {frozenset(pair) for pair in ties.items()}
@@ -224,8 +224,9 @@ def save_pretrained(
     variant: str | None = None,
     **given: Any,
 ) -> None:
-    """Replaces this method in a model that bitport has quantized. ``variant`` is explicit because pipelines of
-    diffusers only pass arguments in the signature."""
+    """Replaces this method in a model that bitport has quantized. A checkpoint that is there is replaced, as by the
+    method of the libraries, whose training loops rely on it. ``variant`` is explicit because pipelines of diffusers
+    only pass arguments in the signature."""
     given |= {"variant": variant, "safe_serialization=False": not given.pop("safe_serialization", True)}
     if wrong := sorted(name for name, value in given.items() if name not in IDLE and value):
         raise ArgumentError(
@@ -234,4 +235,4 @@ def save_pretrained(
         )
     if is_main_process:
         limit = SHARD_SIZE if max_shard_size is None else min(SHARD_SIZE, bytes_of(max_shard_size, "max_shard_size"))
-        save_model(model, save_directory, shard_size=limit)
+        save_model(model, save_directory, overwrite=True, shard_size=limit)

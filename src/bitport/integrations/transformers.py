@@ -17,6 +17,7 @@ import dataclasses
 import enum
 import functools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from bitport import plugins
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.api import dequantize_
-from bitport.checkpoint.manifest import INDEX, SAID
+from bitport.checkpoint.manifest import INDEX, SAID, Manifest
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError
@@ -61,8 +62,12 @@ class BitportConfig(QuantizationConfigMixin):
     transformers, each is the name of a module (with all in it), a regular expression for some, or the end of a name;
     one that fits no weight is an error.
     The report is ``model.hf_quantizer.report``. Checkpoints of bitport are quantized already and are loaded as they
-    are. Models of diffusers take it too, once bitport.integrations.diffusers was imported.
+    are: the config of such a model has no recipe, and ``stored`` says how many weights have which scheme. Models of
+    diffusers take it too, once bitport.integrations.diffusers was imported.
     """
+
+    recipe: Recipe | None
+    stored: dict[str, int] | None = None
 
     def __init__(
         self,
@@ -81,7 +86,15 @@ class BitportConfig(QuantizationConfigMixin):
                 f"{self.algorithm.name} looks at the inputs of layers, which are measured by running the model: {RUN}"
             )
 
+    def take(self, held: Manifest) -> None:
+        """Describe the checkpoint ``held`` instead of what to make."""
+        self.recipe = None
+        self.stored = dict(Counter(str(entry.scheme) for entry in held.tensors.values() if entry.scheme))
+
     def __repr__(self) -> str:
+        if self.recipe is None:
+            told = ", ".join(f"{scheme} ({count})" for scheme, count in (self.stored or {}).items())
+            return f"BitportConfig(as stored: {told or 'floats'})"
         rules = ", ".join(f"{rule.match}={rule.scheme}" for rule in self.recipe.rules)
         return f"BitportConfig({rules}; algorithm={expression(self.algorithm)}, measure={self.measure})"
 
@@ -126,9 +139,11 @@ class Quantizer(Loading, HfQuantizer):
         if self.pre_quantized:
             del model.config.transformers_weights
             self.work = stored(model, checkpoint_files, ties)
+            self.quantization_config.take(self.work.held)
             self.pre_quantized = False  # otherwise transformers treats the tensors as parts of quantized ones
         else:
             config = self.quantization_config
+            assert config.recipe is not None
             targets = tied(find_targets(model), kept(ties, checkpoint_files or ()))
             self.work = Original(targets, config.recipe, config.algorithm, config.measure)
         self.dtype = dtype
