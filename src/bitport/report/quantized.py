@@ -88,7 +88,7 @@ class Report:
 
     @property
     def quantized(self) -> tuple[LayerReport, ...]:
-        """The weights that are quantized, including those that were so before."""
+        """The weights that are quantized, including those that were so before, whose algorithm is None."""
         return tuple(layer for layer in self.layers if layer.scheme is not None)
 
     @property
