@@ -18,6 +18,13 @@ def test_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]
 
 
 @built_once
+def test_files_quantized_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed: pip install 'bitport[hf]'")
+    elsewhere("on_sim_files.py", sim_site)
+
+
+@built_once
 def test_pipelines_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
     for package in ("diffusers", "accelerate"):
         if importlib.util.find_spec(package) is None:

@@ -75,6 +75,7 @@ WRONG = {
     "words for rows": ["explain", "llama", "--rows", "1,many"],
     "no such device": ["explain", "llama", "--device", "warp drive"],
     "device without numbers": ["generate", "llama", "--prompt", "a", "--device", "meta"],
+    "device without numbers to quantize on": ["quantize", "llama", "--scheme", "int4", "--device", "meta"],
     "device without numbers to measure on": ["bench", "--device", "meta"],
     "half a rule": ["quantize", "llama", "--rule", "int4"],
     "half a shape": ["bench", "--shapes", "4096"],

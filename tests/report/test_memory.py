@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from bitport.errors import ArgumentError
 from bitport.report import memory
-from bitport.report.memory import Memory, available, peak, resident
+from bitport.report.memory import Memory, available, free_on, peak, resident
 
 
 def test_what_the_system_says() -> None:
@@ -40,6 +41,20 @@ def test_the_estimate_as_text() -> None:
     text = str(Memory(base=10**6, weights=2 * 10**6, activations=3, grams=4, work=5, disk=6))
     assert "weights 2.0 MB" in text
     assert "activations on disk 6 B" in text
+
+
+def test_the_estimate_for_another_device_as_text() -> None:
+    text = str(Memory(1, 2, 3, 4, 5, on_device=7 * 10**6, device=torch.device("cuda:1")))
+    assert text.endswith("; on cuda:1 7.0 MB")
+
+
+def test_what_pytorch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"mem_get_info": (500, 900), "memory_reserved": 300, "memory_allocated": 100}
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cpu, name, lambda device, value=value: value, raising=False)
+    assert free_on(torch.device("cpu")) == 700
+    monkeypatch.undo()
+    assert free_on(torch.device("cpu")) is None
 
 
 def test_more_than_is_allowed_is_refused() -> None:

@@ -34,6 +34,9 @@ class Outcome:
     output_sqnr: float | None = None
     output_sqnr_rtn: float | None = None
 
+    def to(self, device: torch.device | str) -> Outcome:
+        return dataclasses.replace(self, q=self.q.to(device))  # type: ignore[arg-type]
+
     def as_parameter(self) -> Outcome:
         """Return a copy that holds a Parameter, which tied weights can share."""
         return dataclasses.replace(self, q=nn.Parameter(self.q, requires_grad=False))  # type: ignore[arg-type]

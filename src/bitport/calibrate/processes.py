@@ -70,11 +70,11 @@ class Processes:
     def total(self, owner: int, inputs: Inputs | None, rows: Rows) -> None:
         """Add the rows that all processes saw in one round to ``inputs``, which only the owner has."""
         every: list[Any] | None = [None] * self.world if self.rank == owner else None
-        dist.gather_object(rows.calls, every, dst=owner)
+        dist.gather_object([(index, x.cpu()) for index, x in rows.calls], every, dst=owner)
         for calls in every or ():
             for index, x in calls:
                 assert inputs is not None
-                inputs.add(x, index)
+                inputs.add(x.to(inputs.gram.device), index)
 
     def merged(self, own: Mapping[str, Magnitudes]) -> dict[str, Magnitudes]:
         """The sum over all processes, in each of them; these are counts, so their order does not matter."""

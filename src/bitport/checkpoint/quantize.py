@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bitport.algorithms import RTN, Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
@@ -23,6 +23,7 @@ from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
 from bitport.numerics import Format
 from bitport.ops.convert import format_json
+from bitport.ops.device import check_device, computing_device
 from bitport.ops.select import GENERIC, decide
 from bitport.report import LayerReport, Report
 from bitport.report.memory import ROUNDED, WORK, Memory, peak, resident
@@ -58,6 +59,7 @@ def quantize_files(
     *,
     algorithm: str | Algorithm = "rtn",
     dtype: torch.dtype | None = None,
+    device: torch.device | str | int | None = None,
     shard_size: int | str = SHARD_SIZE,
     measure: bool = True,
     progress: bool | None = None,
@@ -75,13 +77,14 @@ def quantize_files(
     (:mod:`bitport.checkpoint.names`), which may be wrong where names are unusual; and embeddings with a max_norm are
     then refused when they are used.
     ``arrangement``: for a model that has the tensors under other names than the files. ``algorithm``: as in quantize_,
-    one that needs no data. ``dtype``: cast all float tensors to it first. ``measure``: compute the error of each weight
-    for the report. Configuration, tokenizer and all other files without weights are copied.
+    one that needs no data. ``dtype``: cast all float tensors to it first. ``device``: where codes are chosen (default:
+    CPU); one weight at a time is moved there. ``measure``: compute the error of each weight for the report.
+    Configuration, tokenizer and all other files without weights are copied.
 
-    ``memory_limit``: what the process may take, in bytes or as "16GiB", by default what the machine allows; a run that
-    would take more is refused before it begins. ``resume``: continue what a run that ended early has left in
-    ``target``; ``overwrite``: throw that away, and replace the checkpoint that is there. The resulting files are the
-    same however often the run was killed and resumed.
+    ``memory_limit``: what the process may take of the CPU's memory, in bytes or as "16GiB", by default what the machine
+    allows; a run that would take more, or more than is free on ``device``, is refused before it begins. ``resume``:
+    continue what a run that ended early has left in ``target``, on whatever device; ``overwrite``: throw that away, and
+    replace the checkpoint that is there. The resulting files are the same however often the run was killed and resumed.
     """
     return QuantizeRun(
         source,
@@ -89,6 +92,7 @@ def quantize_files(
         recipe,
         algorithm=algorithm,
         dtype=dtype,
+        device=device,
         shard_size=shard_size,
         measure=measure,
         memory_limit=memory_limit,
@@ -110,6 +114,7 @@ class QuantizeRun:
         *,
         algorithm: str | Algorithm = "rtn",
         dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
         shard_size: int | str = SHARD_SIZE,
         measure: bool = True,
         memory_limit: int | str | None = None,
@@ -127,10 +132,14 @@ class QuantizeRun:
         self.files, directory = Source(source), path_of(target, "target")
         self.files.check_apart(directory)
         self.recipe, self.dtype, self.measure = Recipe.of(recipe), floats_of(dtype, "dtype"), measure
+        self.device = computing_device(device)
         self.files.ask(model, arrangement)
+        self.targets = {target.name: target for target in self.files.targets()}
         self.plan = planned(self.files, self.recipe)
+        for scheme in {choice.scheme for choice in self.plan.quantized if choice.scheme}:
+            check_device(scheme, self.device)
         self.choices = {choice.name: choice for choice in self.plan.choices}
-        self.memory = estimate(self.files, self.plan, dtype, self.by)
+        self.memory = estimate(self.files, self.plan, dtype, self.by, self.device)
         self.memory.check(memory_limit, ADVICE)
         same = fingerprint(self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure)
         self.output = Output(directory, same, shard_size, resume=resume, overwrite=overwrite)
@@ -146,25 +155,29 @@ class QuantizeRun:
         return report
 
     def _convert(self, progress: bool | None) -> None:
-        targets = {found.name: found for found in self.files.targets()}
         left = [name for name in self.files.stored if name not in self.output.names]
         size = 0
         for name, stored in with_progress(self.files.read(left), len(left), "quantizing", progress):
-            value = stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
-            choice = self.choices.get(name)
-            if choice and choice.scheme:
-                check_finite(value, targets[name])
-                outcome = apply(self.by, value, targets[name], choice.scheme, measure=self.measure)
-                self.output.layers[name] = outcome.report(choice, stored.nbytes)
-                value = outcome.q
-            self.output.add(name, value)
-            size += value.nbytes
+            size += self._write(name, stored)
             if size >= STEP or name == left[-1]:
                 self.output.finish(name)
                 size = 0
 
+    def _write(self, name: str, stored: Tensor) -> int:
+        """Quantize and write a tensor; returns its bytes in the checkpoint. Nothing of it is kept."""
+        value = stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
+        choice = self.choices.get(name)
+        if choice and choice.scheme:
+            check_finite(value, self.targets[name])
+            moved = value.to(self.device)
+            outcome = apply(self.by, moved, self.targets[name], choice.scheme, measure=self.measure)
+            self.output.layers[name] = outcome.report(choice, stored.nbytes)
+            value = outcome.q
+        self.output.add(name, value)
+        return value.nbytes
+
     def _report(self) -> Report:
-        storages = {target.name: target.storage for target in self.files.targets()}
+        storages = {name: target.storage for name, target in self.targets.items()}
 
         def left(choice: Choice) -> LayerReport:
             name = storages[choice.name]
@@ -181,24 +194,31 @@ class QuantizeRun:
         )
 
 
-def estimate(files: Source, plan: Plan, dtype: torch.dtype | None, by: Algorithm) -> Memory:
-    """The requirement of the most demanding tensor: as stored and cast, and while its codes are chosen."""
+def estimate(
+    files: Source, plan: Plan, dtype: torch.dtype | None, by: Algorithm, device: torch.device | None = None
+) -> Memory:
+    """The requirement of the most demanding tensor: as stored and cast, and while its codes are chosen, which if that
+    happens on another ``device`` only return from there."""
     quantized = {files.tied.get(choice.name, choice.name): choice.scheme for choice in plan.quantized}
-    most = (0, 0)
+    device = device or torch.device("cpu")
+    most, there = (0, 0), 0
     for name, held in files.stored.items():
         elements = torch.Size(held.shape).numel()
         cast = elements * dtype.itemsize if dtype is not None and held.dtype.is_floating_point else 0
         scheme = quantized.get(name)
-        work = 0 if scheme is None else elements * _work(by, scheme.weight, dtype or held.dtype)
+        work = 0 if scheme is None else elements * _work(by, scheme.weight, dtype or held.dtype, device)
+        if device.type != "cpu" and work:
+            there, work = max(there, (cast or held.nbytes) + work), elements * ROUNDED
         most = max(most, (held.nbytes + cast, work), key=sum)
-    return Memory(resident(), most[0], 0, 0, most[1])
+    elsewhere = () if device.type == "cpu" else (0, there, device)
+    return Memory(resident(), most[0], 0, 0, most[1], *elsewhere)
 
 
-def _work(by: Algorithm, fmt: Format, dtype: torch.dtype) -> int:
+def _work(by: Algorithm, fmt: Format, dtype: torch.dtype, device: torch.device) -> int:
     """Working memory in bytes per element: of a search, or of rounding to nearest, by a kernel if there is one."""
     if not isinstance(by, RTN):
         return WORK
-    kernel = decide("quantize", torch.empty(1, 1, dtype=dtype, device="cpu"), format_json(fmt)).kernel
+    kernel = decide("quantize", torch.empty(1, 1, dtype=dtype, device=device), format_json(fmt)).kernel
     return WORK if kernel.startswith(GENERIC) else ROUNDED
 
 

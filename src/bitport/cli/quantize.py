@@ -140,6 +140,7 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     runs = recipe is None or uses_data(by, recipe)
     whole = recipe is None or args.in_memory
     streamed.check_options(args, by, runs=runs, in_memory=whole)
+    args.device = streamed.device_of(args, processes)
     if (part := class_name(args.source)) and (runs or whole):
         raise ArgumentError(
             f"{args.source} is a {part} of diffusers, which is quantized from its files and without data; its pipeline "
@@ -211,13 +212,16 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
             cast_parameters(model, dtype)
         return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
     model = whole_model(args.source, dtype, causal=runs)
+    if args.device.type != "cpu":
+        model.to(args.device)
+        model.tie_weights()  # PyTorch unties parameters that move to a device from outside
     candidates = args.candidates or CANDIDATES
     options = {"bits": args.bits, "rules": [Rule(*given) for given in args.rule]}
     if recipe is None:
         check_size(model, candidates, **options)
     else:
         recipe.resolve(find_targets(model))  # report rules that match nothing before preparing data
-    batches = streamed.calibration(args, model) if runs else None
+    batches = [each.to(args.device) for each in streamed.calibration(args, model)] if runs else None
     if recipe is None:
         assert batches is not None
         recipe = mixed(model, candidates, calibrate=batches, algorithm=args.algorithm, **options)

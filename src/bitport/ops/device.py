@@ -24,6 +24,18 @@ def check_device(scheme: Scheme, device: torch.device) -> None:
         raise DeviceError(f"{device} cannot hold {scheme}: {reason}. {hint}") from error
 
 
+def computing_device(device: torch.device | str | int | None) -> torch.device:
+    """The device to compute on, by default the CPU, with its number if its kind has them, since cuda alone equals none.
+    DeviceError if this machine lacks it, or if it holds no numbers."""
+    if device is None:
+        return torch.device("cpu")
+    check_present(device)
+    found = torch.empty(0, device=device).device
+    if found.type == "meta":
+        raise DeviceError("meta holds no numbers; give a device that computes, such as cuda or cpu")
+    return found
+
+
 def check_present(device: torch.device | str | int) -> None:
     """Raise DeviceError unless this machine has ``device``. torch raises one of three errors if built without it."""
     try:

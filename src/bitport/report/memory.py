@@ -8,6 +8,9 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from bitport.arguments import bytes_of
 from bitport.errors import ArgumentError
@@ -31,7 +34,10 @@ class Memory:
     tensor if tensors are processed one by one; ``activations``: those kept in memory between two blocks; ``grams``:
     sums over the inputs of one block's weights, or histograms of the inputs of all weights with static scales;
     ``work``: choosing the codes of the largest weight, running the block on the largest batch, or transforming it in
-    float. ``disk``: activations in files."""
+    float. ``disk``: activations in files.
+
+    If the model runs on another ``device``, weights, grams and work are there, with the activations of one batch:
+    ``on_device`` in all. The fields above are then what passes through this machine's memory."""
 
     base: int
     weights: int
@@ -39,6 +45,8 @@ class Memory:
     grams: int
     work: int
     disk: int = 0
+    on_device: int = 0
+    device: torch.device | None = None
 
     @property
     def total(self) -> int:
@@ -48,13 +56,21 @@ class Memory:
         parts = [(name, getattr(self, name)) for name in ("weights", "activations", "grams", "work", "base")]
         listed = ", ".join(f"{name} {size(value)}" for name, value in parts if value)
         on_disk = f"; activations on disk {size(self.disk)}" if self.disk else ""
-        return f"{size(self.total)} ({listed}){on_disk}"
+        there = f"; on {self.device} {size(self.on_device)}" if self.device is not None else ""
+        return f"{size(self.total)} ({listed}){on_disk}{there}"
 
     def check(self, given: int | str | None, advice: str) -> None:
-        """Raise ArgumentError if the total exceeds ``given``, by default what the machine allows."""
+        """Raise ArgumentError if the total exceeds ``given``, by default what the machine allows, or the other part
+        what is free on the device."""
         limit = available() if given is None else bytes_of(given, "memory_limit")
         if limit is not None and self.total > limit:
             raise ArgumentError(f"this needs about {self} of memory, and {size(limit)} are allowed: {advice}")
+        free = None if self.device is None else free_on(self.device)
+        if free is not None and self.on_device > free:
+            raise ArgumentError(
+                f"this needs about {size(self.on_device)} on {self.device}, and {size(free)} are free there: free "
+                "some, choose another device, such as cpu, or leave out the largest weights"
+            )
 
 
 def resident() -> int:
@@ -87,6 +103,15 @@ def available() -> int | None:
         softs = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
         limits += [soft for soft in softs if soft != resource.RLIM_INFINITY]
     return min(limits, default=None)
+
+
+def free_on(device: torch.device) -> int | None:
+    """Free memory of a device, including what PyTorch keeps for reuse; None if its module in torch cannot tell."""
+    module: Any = getattr(torch, device.type, None)
+    if not hasattr(module, "mem_get_info"):
+        return None
+    free, _ = module.mem_get_info(device)
+    return int(free + module.memory_reserved(device) - module.memory_allocated(device))
 
 
 def _groups() -> Iterator[Path]:

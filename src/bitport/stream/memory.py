@@ -11,7 +11,7 @@ from bitport.calibrate.blocks import Walk
 from bitport.calibrate.magnitudes import BINS
 from bitport.calibrate.place import REST
 from bitport.checkpoint.source import Source
-from bitport.report.memory import WORK, Memory, resident
+from bitport.report.memory import ROUNDED, WORK, Memory, resident
 from bitport.schemes import Target
 
 GRAMS = 6
@@ -26,8 +26,17 @@ SIZES = 3
 bins."""
 
 
-def estimate(walk: Walk, files: Source, dtype: torch.dtype | None, prepared: Preparation, *, on_disk: bool) -> Memory:
-    """The requirement of the most demanding block, or of the weights in no block if they need more."""
+def estimate(
+    walk: Walk,
+    files: Source,
+    dtype: torch.dtype | None,
+    prepared: Preparation,
+    device: torch.device,
+    *,
+    on_disk: bool,
+) -> Memory:
+    """The requirement of the most demanding block, or of the weights in no block if they need more. If blocks run on
+    another ``device``, tensors pass through this machine's memory one at a time, in float and then as codes."""
     record = walk.record
     outputs = [[shapes[name] for name in walk.order] for shapes in record.shapes]
     sizes = [[shape.nbytes for shape in each] for each in outputs]
@@ -54,7 +63,12 @@ def estimate(walk: Walk, files: Source, dtype: torch.dtype | None, prepared: Pre
             work = max(work, _trial(walk, name, output.numel, hidden))
         found.append((weights, max(sum(grams), counts), work))
     weights, grams_of, work = max(found, key=sum)
-    return Memory(resident(), weights, one if on_disk else between, grams_of, work, 2 * between if on_disk else 0)
+    kept, disk = (one, 2 * between) if on_disk else (between, 0)
+    if device.type == "cpu":
+        return Memory(resident(), weights, kept, grams_of, work, disk)
+    largest = max((held.nbytes + _bytes(files, [name], dtype) for name, held in files.tensors.items()), default=0)
+    codes = ROUNDED * max((_elements(target) for _, _, targets in steps for target in targets), default=0)
+    return Memory(resident(), largest, kept, counts, codes, disk, weights + grams_of + work + one, device)
 
 
 def _trial(walk: Walk, name: str, output: int, hidden: int) -> int:

@@ -28,12 +28,14 @@ from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
+from bitport.ops.device import check_device, computing_device
 from bitport.report import LayerReport, Report
 from bitport.report.memory import Memory, peak
 from bitport.report.progress import progress as with_progress
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe, RecipeLike, Target
 from bitport.stream.activations import Disk
+from bitport.stream.device import Apart, Batches
 from bitport.stream.memory import estimate
 from bitport.stream.weights import Streamed
 
@@ -53,9 +55,11 @@ class Stream:
 
     ``model``: the one whose weights the files in ``source`` hold, built on the meta device; it has no more than one
     block in memory at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first.
-    ``activations``: whether they are kept in "memory" or on "disk" between blocks. ``memory_limit``: what the
-    process may take, in bytes or as "16GiB", by default what the machine allows; a run that would take more is refused
-    before it begins.
+    ``device``: where blocks run and codes are chosen (default: CPU). Each block and each batch is moved there when its
+    turn comes; the model's computed buffers stay there. A run may be resumed on another device.
+    ``activations``: whether they are kept in (the CPU's) "memory" or on "disk" between blocks. ``memory_limit``: what
+    the process may take of the CPU's memory, in bytes or as "16GiB", by default what the machine allows; a run that
+    would take more, or more than is free on ``device``, is refused before it begins.
     ``resume``: continue what a run that ended early has left in ``target``; ``overwrite``: throw that away, and replace
     the checkpoint that is there.
 
@@ -74,6 +78,7 @@ class Stream:
         batches: Sequence[Any],
         algorithm: str | Algorithm = "gptq",
         dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
         activations: str = "memory",
         memory_limit: int | str | None = None,
         resume: bool = False,
@@ -95,11 +100,14 @@ class Stream:
         self.files.check_apart(self.directory)
         self.by, self.dtype = algorithm_of(algorithm), floats_of(dtype, "dtype")
         self.measure, self.progress = measure, progress
+        self.device = computing_device(device)
         found = find_targets(model)
         self.recipe = Recipe.of(recipe)
         self.plan = self.recipe.resolve(found)
         self.choices = {choice.name: choice for choice in self.plan.choices}
         self.targets = [each for each in found if self.choices[each.name].scheme]
+        for scheme in {choice.scheme for choice in self.plan.quantized if choice.scheme}:
+            check_device(scheme, self.device)
         self.processes = processes or Processes()
         self.prepared = Preparation(model, self.by, self.targets, self.plan.choices)
         self._check_transforms()
@@ -118,7 +126,7 @@ class Stream:
         self.walk: Walk | None = None
         self.memory: Memory | None = None
         try:
-            self.place = Streamed(model, self.files, self.output, dtype)
+            self.place = Streamed(model, self.files, self.output, dtype, self.device)
             if not self.output.closed:  # otherwise only moving the files is left
                 self._plan(batches, memory_limit, on_disk=activations == "disk")
         except BitportError:
@@ -129,12 +137,14 @@ class Stream:
     def _plan(self, batches: Sequence[Any], memory_limit: int | str | None, *, on_disk: bool) -> None:
         own = len(self.processes.share(batches))
         label = "" if self.processes.world == 1 else f"{self.processes.rank}-of-{self.processes.world}-"
-        store = Disk(self.output.folder, own, label) if on_disk else stores.Memory()
+        store: stores.Store = Disk(self.output.folder, own, label) if on_disk else stores.Memory()
+        if self.device.type != "cpu":
+            batches, store = Batches(batches, self.device), Apart(store, self.device)
         prepared = self.prepared
         self.walk = Walk(
             self.model, self.targets, prepared.wanted, batches, self.place, store, prepared, processes=self.processes
         )
-        self.memory = estimate(self.walk, self.files, self.dtype, prepared, on_disk=on_disk)
+        self.memory = estimate(self.walk, self.files, self.dtype, prepared, self.device, on_disk=on_disk)
         self.memory.check(memory_limit, ADVICE)
 
     def run(self) -> Report:
@@ -180,10 +190,12 @@ class Stream:
         value = target.weight(self.model)
         check_finite(value, target)
         owner = self.walk.owner[target.name] if self.walk else 0
-        found: Outcome = self.processes.shared(
-            owner, lambda: self.prepared.apply(value, target, inputs, measure=self.measure)
-        )
-        outcome = found.as_parameter()
+
+        def solved() -> Outcome:
+            found = self.prepared.apply(value, target, inputs, measure=self.measure)
+            return found if self.processes.world == 1 else found.to("cpu")  # others may have another device
+
+        outcome = self.processes.shared(owner, solved).to(self.device).as_parameter()
         for slot in self.place.slots[name]:
             slot.put(outcome.q)
         self.output.add(name, outcome.q)

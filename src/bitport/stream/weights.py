@@ -19,14 +19,18 @@ from bitport.errors import CheckpointError, shortened
 
 
 class Streamed:
-    """A Place that loads a block from ``files``, or from ``output`` if its step is done, and returns its slots to meta
-    afterwards. Tied tensors are loaded and dropped together."""
+    """A Place that loads a block from ``files``, or from ``output`` if its step is done, to ``device``, and returns its
+    slots to meta afterwards. Tied tensors are loaded and dropped together. Buffers that the model has computed are on
+    ``device`` all the time."""
 
     must_stream = True
 
-    def __init__(self, model: nn.Module, files: Source, output: Output, dtype: torch.dtype | None = None) -> None:
-        self.model, self.files, self.output, self.dtype = model, files, output, dtype
+    def __init__(
+        self, model: nn.Module, files: Source, output: Output, dtype: torch.dtype | None, device: torch.device
+    ) -> None:
+        self.model, self.files, self.output, self.dtype, self.device = model, files, output, dtype, device
         self.slots = _fill(model, files)
+        _move(model, device)
         self.name_of = {slot.name: name for name, group in self.slots.items() for slot in group}
         self.empty = {name: group[0].tensor for name, group in self.slots.items()}
 
@@ -65,9 +69,8 @@ class Streamed:
         inner = "" if step == REST else f"{step}."
         for name, group in self.slots.items():
             if name not in self.output.names and any(slot.name.startswith(inner) for slot in group):
-                loaded = self._load([name])
-                self.output.add(name, group[0].tensor.detach())
-                self._drop(loaded)
+                held = group[0].tensor
+                self.output.add(name, self.value(name) if held.device.type == "meta" else held.detach())
         self.output.finish(step)
 
     def value(self, name: str) -> Tensor:
@@ -82,7 +85,7 @@ class Streamed:
         ready = [name for name in wanted if name in written.tensors and written.tensors[name].shard in written.shards]
         tensors = self._written(written, ready)
         for name in wanted:
-            self._put(name, tensors[name] if name in tensors else self.value(name))
+            self._put(name, tensors[name] if name in tensors else self.value(name).to(self.device))
         return wanted
 
     def _written(self, manifest: Manifest, names: list[str]) -> dict[str, Tensor]:
@@ -92,8 +95,7 @@ class Streamed:
         part = Manifest(entries, {}, {entry.shard: manifest.shards[entry.shard] for entry in entries.values()}, "")
         with Shards(self.output.staged, part) as shards:
             return {
-                name: read_tensor(shards, self.output.staged, entry, torch.device("cpu"))
-                for name, entry in entries.items()
+                name: read_tensor(shards, self.output.staged, entry, self.device) for name, entry in entries.items()
             }
 
     def _put(self, name: str, tensor: Tensor) -> None:
@@ -136,3 +138,17 @@ def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
         for slot in found[name]:
             slot.put(slot.parameter(value))
     return found
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Move what is not on meta; tied tensors stay tied."""
+    if device.type == "cpu":
+        return
+    groups: dict[object, list[Slot]] = {}
+    for slot in slots(model):
+        if slot.tensor.device.type != "meta":
+            groups.setdefault(identity(slot.tensor), []).append(slot)
+    for group in groups.values():
+        moved = group[0].parameter(group[0].tensor.detach().to(device))
+        for slot in group:
+            slot.put(moved)
