@@ -98,6 +98,46 @@ def test_others_too(name: str) -> None:
     assert np.array_equal(again.numpy(), raw)
 
 
+def some_constant(name: str) -> np.ndarray:
+    """The first group of each block has the scale 0 and codes 0; with each second minimum also 0."""
+    raw = blocks_of_llama_cpp(name).reshape(-1, BLOCKS[name].nbytes)
+    if name in ("Q4_1", "Q5_1"):
+        raw[:, :2] = raw[:, 4:] = 0
+        halves = np.array([0, -0.0, 0.0123, -0.0123, 2.0**-24, -65504, np.inf, -np.inf], np.float16)
+        raw[:, 2:4] = np.resize(halves, (len(raw), 1)).view(np.uint8)
+    elif name == "Q2_K":
+        raw[:, 0] &= 0xF0
+        raw[::2, 0] = 0
+        raw[:, 16:32] &= 0xFC
+    else:
+        raw[:, 4] &= 0xC0
+        raw[::2, 8] &= 0xC0
+        raw[:, 16:48] &= 0xF0 if name == "Q4_K" else 0xFE
+        if name == "Q5_K":
+            raw[:, 48:80] &= 0xF0
+    return raw.reshape(N, -1)
+
+
+@pytest.mark.parametrize("unit", [False, True], ids=["by their number", "scale 1"])
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"])
+def test_constant_blocks_go_back_to_the_same_bytes(name: str, unit: bool) -> None:
+    raw = some_constant(name)
+    q = read(name, raw)
+    data, scale, zero, _ = q.plain()
+    assert zero is not None
+    if unit:
+        constant = torch.zeros_like(scale, dtype=torch.bool)
+        constant[:, :: BLOCKS[name].elements // q.matrix.block_k] = True
+        parts = Quantized(data, scale.masked_fill(constant, 1), torch.where(constant, scale * zero, zero))
+        made = from_parts(parts, q.scheme, shape=tuple(q.shape), dtype=q.dtype)
+        assert isinstance(made, QTensor)
+        assert torch.equal(made.dequantize(torch.float32), q.dequantize(torch.float32))
+        q = made
+    kind, again = joined(q)
+    assert kind == name
+    assert np.array_equal(again.numpy(), raw)
+
+
 @pytest.mark.parametrize("name", joins.JOINS)
 def test_any_block_goes_back_to_the_same_numbers(name: str) -> None:
     """If factors are smaller, or d is 0, several blocks have the same value."""

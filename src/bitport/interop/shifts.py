@@ -4,8 +4,8 @@ zero is -shift / scale. If it is an integer in the whole matrix, nothing is roun
 point is an integer, or absent if it is always the midpoint. Otherwise both are float32, and zero is rounded to it once:
 it is off by at most 2^-24 of itself, and hence the value by at most 2^-24 of the shift.
 
-A block of equal numbers has the scale 0, or one so small that zero would not be finite. It becomes code 0, scale 1 and
-zero -shift, which represents that number exactly.
+A block of equal numbers has the scale 0, or one so small that zero would not be finite. It becomes code 0 with the
+scale and zero of :func:`of_constants`, which represent that number exactly.
 """
 
 from __future__ import annotations
@@ -36,11 +36,21 @@ def of_shifts(codes: Tensor, scale: Tensor, shift: Tensor, bits: int, group: int
         return Quantized(pack_bits(codes.contiguous(), bits), scale.contiguous(), zeros), fmt
     zero = zero.float()
     constant = (exact == 0) | (zero.isinf() & exact.isfinite())
-    zero = torch.where(constant, -shift.float(), zero)
-    scale = torch.where(constant, 1.0, scale.float())
+    size, sign = of_constants(shift.float())
+    scale, zero = torch.where(constant, size, scale.float()), torch.where(constant, sign, zero)
     codes = codes.masked_fill(constant.repeat_interleave(group, -1)[:, : codes.shape[-1]], 0)
     fmt = Format(dtype=f"int{bits}", block=(1, group), zero="float", scale="input")
     return Quantized(pack_bits(codes, bits), scale, zero), fmt
+
+
+def of_constants(number: Tensor) -> tuple[Tensor, Tensor]:
+    """(scale, zero) for which code 0 is exactly ``number``: its magnitude and -1 or 1; for 0, twice 0.
+
+    (1, -number) is as exact, but kernels subtract the midpoint h of the codes from the zero point in float32: 2^-24 h
+    would be lost, and that times |x| in each product, however small the number is. Here it is |number| times that. Only
+    infinite numbers have that form, since readers of files multiply the scale by code 0."""
+    size = torch.where(number.isinf(), 1.0, number.abs())
+    return size, -torch.where(number == 0, number, number / size)
 
 
 def to_shifts(q: QTensor) -> tuple[Tensor, Tensor, bool]:

@@ -3,7 +3,7 @@
 Types with a single factor are represented exactly: d * s has at most 18 significant bits. Those with an offset need a
 zero point, (q - z) * d with z = -m / d, and z is rounded to float32. So a value v that llama.cpp computes as d * q + m,
 rounded once, differs from ours by at most 2^-24 * (|m| + 3 |v|), slightly more than the rounding of either. If d is 0
-the block is the constant m, stored as (0 - -m) * 1.
+the block is the constant m, and codes are 0 (:func:`bitport.interop.shifts.of_constants`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bitport.interop.gguf import grids, splits
+from bitport.interop.shifts import of_constants
 from bitport.numerics import Format, Quantized, pack_bits
 from bitport.schemes import Scheme, preset
 
@@ -62,8 +63,9 @@ def _decoded(block: Block, rows: Tensor) -> Quantized:
 def _with_zero(codes: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     constant = scale == 0
     groups = codes.unflatten(-1, (scale.shape[-1], -1)).masked_fill(constant.unsqueeze(-1), 0)
-    zero = torch.where(constant, -offset, -offset / scale)
-    return groups.flatten(-2), scale.masked_fill(constant, 1), zero
+    size, sign = of_constants(offset)
+    zero = torch.where(constant, sign, -offset / scale)
+    return groups.flatten(-2), torch.where(constant, size, scale), zero
 
 
 def _table(dtype: str, group: int) -> Scheme:

@@ -133,12 +133,14 @@ def _whole(rows: Rows, bits: int) -> Tensor:
 
 
 def _with_offset(rows: Rows, bits: int) -> tuple[Tensor, Tensor]:
-    """(scale, minimum to subtract with ``bits`` significant bits); blocks that were constant are so again, with scale
-    0."""
+    """(scale, minimum to subtract with ``bits`` significant bits); blocks that were constant, of the scale |minimum| or
+    1, are so again, with scale 0."""
     assert rows.zero is not None
     groups = rows.codes.unflatten(-1, (rows.scale.shape[-1], -1))
-    constant = (rows.scale == 1) & (groups == 0).all(-1)
-    return rows.scale.masked_fill(constant, 0), minimum(rows.scale, rows.zero, bits)
+    product = rows.scale * rows.zero
+    constant = (groups == 0).all(-1) & ((rows.scale == product.abs()) | (rows.scale == 1))
+    least = minimum(rows.scale.masked_fill(constant, 1), torch.where(constant, product, rows.zero), bits)
+    return rows.scale.masked_fill(constant, 0), least
 
 
 def _q4_0(rows: Rows) -> list[Tensor]:
