@@ -26,7 +26,8 @@ from bitport.ops import OPS
 from bitport.report.text import size
 from bitport.schemes import PRESETS, Choice, preset
 from bitport.stream import Stream
-from bitport.train import prepare_
+from bitport.tensor import QTensor
+from bitport.train import learn_scales_, prepare_
 
 
 class Everything(nn.Module):
@@ -466,3 +467,18 @@ def test_a_table_indexed_by_a_tensor_is_looked_up() -> None:
     assert torch.equal(table.weight[ids], table(ids))
     with pytest.raises(ArgumentError):
         table.weight.t()[ids]
+
+
+def test_names_of_a_compiled_model_are_those_of_the_model() -> None:
+    """They began with _orig_mod, so that recipes and reports did not fit those of the model or its checkpoint."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    compiled = torch.compile(model)
+    x = torch.randn(3, 64)
+    assert [choice.name for choice in bitport.plan(compiled, "int4-g32").choices] == ["0.weight", "1.weight"]
+    recipe = bitport.mixed(compiled, ("int4-g32", "int8"), bits=9.0, calibrate=[x])
+    report = bitport.quantize_(compiled, recipe)
+    assert [layer.name for layer in report.layers] == ["0.weight", "1.weight"]
+    assert isinstance(model[0].weight, QTensor)
+    assert [layer.name for layer in bitport.explain(compiled).layers] == ["0.weight", "1.weight"]
+    assert torch.equal(compiled(x), model(x))
+    assert learn_scales_(compiled).quantized

@@ -21,7 +21,7 @@ from bitport.errors import ArgumentError, shortened
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.offloaded import refuse_offloaded
 from bitport.nn.quantize import check_finite
-from bitport.nn.targets import check_model, find_targets
+from bitport.nn.targets import check_model, find_targets, uncompiled
 from bitport.numerics import FLOATS
 from bitport.ops.device import check_device, check_present
 from bitport.report import LayerReport, Report
@@ -35,6 +35,7 @@ from bitport.tensor.sharded import is_quantized, is_sharded, nbytes_of, own, sha
 def plan(model: nn.Module, recipe: RecipeLike) -> Plan:
     """What :func:`quantize_` would do with each weight of ``model``, and why; nothing is changed or computed, and the
     model may be on the meta device. The plan can be given to :func:`quantize_` instead of the recipe."""
+    model = uncompiled(model)
     targets = {target.name: target for target in find_targets(model)}
     choices = Recipe.of(recipe).resolve(list(targets.values())).choices
     return Plan(tuple(_left_if_quantized(choice, targets[choice.name].weight(model)) for choice in choices))
@@ -65,7 +66,7 @@ def quantize_(
     ``measure``: compute the error of each weight for the report.
     """
     plugins.load()
-    by, rules = algorithm_of(algorithm), Recipe.of(recipe)
+    model, by, rules = uncompiled(model), algorithm_of(algorithm), Recipe.of(recipe)
     check_data_used(by, rules, calibrate)
     if device is not None:
         check_present(device)
@@ -132,8 +133,7 @@ def explain(model: nn.Module, rows: int | Sequence[int] = (1, 64, 1024)) -> Expl
     """For each quantized weight: scheme, layout, and for each number of input rows (tokens at once) the kernel that
     will run and why each faster one is refused. For a sharded weight: for the shard of this process."""
     plugins.load()
-    check_model(model)
-    counts = counts_of(rows)
+    model, counts = uncompiled(model), counts_of(rows)
     if any(is_sharded(param) for param in model.parameters()):
         refuse_fsdp(model, "explain", "it multiplies with gathered weights: call unshard() of its modules first")
     targets = {target.name: target for target in find_targets(model)}

@@ -33,7 +33,7 @@ from bitport.calibrate.blocks import measured
 from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import quantize_target
-from bitport.nn.targets import find_targets
+from bitport.nn.targets import find_targets, uncompiled
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Recipe, Rule, Scheme, Target
 from bitport.schemes.presets import scheme_of
@@ -99,6 +99,7 @@ def mixed(
     ``together``: lists of globs; children of one module whose names fit globs of the same list share a scheme, as tied
     weights always do.
     """
+    model = uncompiled(model)
     check_size(model, candidates, bits=bits, nbytes=nbytes, rules=rules)
     found = costs(
         model,

@@ -91,6 +91,12 @@ def check_model(model: object) -> None:
         )
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that torch.compile has wrapped, whose names do not begin with ``_orig_mod``; others as they are."""
+    check_model(model)
+    return getattr(model, "_orig_mod", model)
+
+
 def find_targets(model: nn.Module) -> list[Target]:
     """List every weight a recipe may match, in model order; tied weights appear under each of their names.
 

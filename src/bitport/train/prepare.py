@@ -24,7 +24,7 @@ from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError, shortened
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.quantize import check_finite
-from bitport.nn.targets import check_model, find_targets
+from bitport.nn.targets import check_model, find_targets, uncompiled
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
@@ -69,6 +69,7 @@ def prepare_(
     scale and by algorithms that look at inputs.
     """
     plugins.load()
+    model = uncompiled(model)
     targets, rounded, by = find_targets(model), gradients_of(gradients), algorithm_of(algorithm)
     rules = Recipe.of(recipe)
     check_data_used(by, rules, calibrate)
