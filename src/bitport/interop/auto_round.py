@@ -22,7 +22,7 @@ from torch import Tensor
 from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import awq, codec, gptq
-from bitport.interop.codec import Weight, setting
+from bitport.interop.codec import WeightNames, setting
 
 GPTQ = {"auto_gptq": "gptq", "gptq": "gptq", "auto_round": "gptq_v2", "gptqmodel": "gptq_v2"}
 """packing_format -> checkpoint_format of GPTQ."""
@@ -60,10 +60,10 @@ class Reader(codec.Reader):
                 f"same settings for all layers"
             )
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         return self.inner.weights(held)
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         return self.inner.read(weight, tensors)
 
 

@@ -25,7 +25,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, Weight, exactly, grouped, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, exactly, grouped, setting, tensors_of
 from bitport.interop.words import from_codes, to_codes, to_stream
 from bitport.numerics import FLOATS, Format, Quantized, pack_bits, unpack_bits
 from bitport.numerics.format import FLOAT8_SCALES
@@ -66,7 +66,7 @@ class Reader(codec.Reader):
                 "read; the others are ordered for one kernel"
             )
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found = grouped(held, "qweight", {"qzeros": "qzeros", "scales": "scales"}, frozenset())
         known = tensors_of(found)
         for name in held:
@@ -77,7 +77,7 @@ class Reader(codec.Reader):
                 )
         return found
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         qweight = expect(tensors["qweight"], weight.parts["qweight"], (torch.int32,), (None, None))
         rows, columns = qweight.shape
         n, k = (rows, columns * PER_WORD) if self.version == "gemv" else (columns * PER_WORD, rows)
@@ -92,7 +92,7 @@ class Reader(codec.Reader):
         fmt = Format(dtype="int4", block=(1, max(self.group, 0)), zero=zero, scale="input")
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype)
 
-    def _gemm(self, weight: Weight, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
+    def _gemm(self, weight: WeightNames, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
         qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (groups, n // PER_WORD))
         scales = expect(tensors["scales"], weight.parts["scales"], FLOATS, (groups, n))
         codes, zero = (_reordered(to_codes(words, n, BITS), self.place).t() for words in (tensors["qweight"], qzeros))
@@ -100,7 +100,7 @@ class Reader(codec.Reader):
             codes, zero = codes ^ MIDPOINT, zero ^ MIDPOINT
         return Quantized(pack_bits(codes.contiguous(), BITS), scales.t().contiguous(), zero.contiguous())
 
-    def _gemv(self, weight: Weight, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
+    def _gemv(self, weight: WeightNames, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
         qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (n, None))
         width = qzeros.shape[1] * PER_WORD
         if width < groups:

@@ -38,7 +38,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, Weight, check_complete, grouped, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, check_complete, grouped, setting, tensors_of
 from bitport.numerics import FLOATS, NUMBER_TYPES, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import from_signed, to_signed
@@ -69,7 +69,7 @@ class Reader(codec.Reader):
         super().__init__(config, dtype)
         self.outliers = setting(config, "llm_int8_threshold", (int, float), THRESHOLD) != 0
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         int8 = grouped(held, "SCB", {"weight": "weight", FORMAT: FORMAT}, frozenset({FORMAT}))
         found = _of_4_bits(held) + int8
         known = tensors_of(found)
@@ -87,10 +87,10 @@ class Reader(codec.Reader):
             self.notes += [*([ROUNDED_INPUTS] if self.outliers else []), ROUNDED_ROWS]
         return found
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         return self._int8(weight, tensors) if "SCB" in weight.parts else self._4_bits(weight, tensors)
 
-    def _4_bits(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def _4_bits(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         state = State.of(tensors["state"], weight.parts["state"])
         n, k = state.shape
         codes, name = tensors["weight"], weight.parts["weight"]
@@ -106,7 +106,7 @@ class Reader(codec.Reader):
         scheme = Scheme(weight=Format(dtype=DTYPES[state.kind], block=(1, state.block), scale="input"))
         return from_parts(Quantized(stream, scale), scheme, shape=(n, k), dtype=self.dtype)
 
-    def _int8(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def _int8(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         codes = expect(tensors["weight"], weight.parts["weight"], (torch.int8,), (None, None))
         n, k = codes.shape
         statistics = expect(tensors["SCB"], weight.parts["SCB"], FLOATS, (n,))
@@ -274,7 +274,7 @@ def _told(said: dict[str, Any], *keys: str) -> str:
     return ", ".join(f"{key}={reprlib.repr(said.get(key))}" for key in keys)
 
 
-def _absmax(weight: Weight, tensors: dict[str, Tensor], count: int, state: State) -> Tensor:
+def _absmax(weight: WeightNames, tensors: dict[str, Tensor], count: int, state: State) -> Tensor:
     name = weight.parts["absmax"]
     if (state.nested is None) != ("nested_absmax" not in tensors):
         raise CheckpointError(f"{weight.parts['state']} and the tensors of {name} disagree about whether it is nested")
@@ -288,7 +288,7 @@ def _absmax(weight: Weight, tensors: dict[str, Tensor], count: int, state: State
     return inner + torch.tensor(offset, dtype=torch.float32)
 
 
-def _of_4_bits(held: Mapping[str, Held]) -> list[Weight]:
+def _of_4_bits(held: Mapping[str, Held]) -> list[WeightNames]:
     found = []
     for name in held:
         parameter, mark, kind = name.rpartition(STATE)
@@ -300,5 +300,5 @@ def _of_4_bits(held: Mapping[str, Held]) -> list[Weight]:
         roles = STATISTICS + NESTED if nested else STATISTICS
         parts = {"weight": parameter, "state": name, **{role: f"{parameter}.{role}" for role in roles}}
         check_complete(name, parts.values(), held)
-        found.append(Weight(parameter, parts))
+        found.append(WeightNames(parameter, parts))
     return found

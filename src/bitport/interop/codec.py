@@ -26,7 +26,7 @@ from bitport.tensor import QTensor
 
 
 @dataclasses.dataclass(frozen=True)
-class Weight:
+class WeightNames:
     """A quantized weight in the files. ``name``: the parameter in the float model, such as
     ``model.layers.0.mlp.up_proj.weight``; ``parts``: role -> tensor name in the files."""
 
@@ -52,11 +52,11 @@ class Reader(abc.ABC):
         """What is not carried over but changes no weight, for the report."""
 
     @abc.abstractmethod
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         """The quantized weights among the tensors of the files, found by names, shapes and dtypes alone."""
 
     @abc.abstractmethod
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         """The weight in bitport's form. ``tensors``: role -> tensor, not yet validated."""
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
@@ -159,7 +159,7 @@ def kind_of(name: str, shape: tuple[int, ...], blocks: Collection[str] | None = 
     return found.kind if found else "other"
 
 
-def tensors_of(weights: Iterable[Weight]) -> set[str]:
+def tensors_of(weights: Iterable[WeightNames]) -> set[str]:
     """The names of all tensors that make up ``weights``."""
     return {name for weight in weights for name in weight.parts.values()}
 
@@ -170,7 +170,7 @@ def check_complete(found: str, parts: Iterable[str], held: Container[str]) -> No
         raise CheckpointError(f"{found} is there without {shortened(missing)}; fetch the checkpoint again")
 
 
-def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional: frozenset[str]) -> list[Weight]:
+def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional: frozenset[str]) -> list[WeightNames]:
     """The weights that have a tensor ``<module>.<first>``. ``others``: further roles -> suffix of the tensor name; all
     that are not ``optional`` must exist."""
     names = set(held)
@@ -181,7 +181,7 @@ def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional
             continue
         parts = {role: f"{module}.{end}" for role, end in {first: first, **others}.items()}
         check_complete(name, (part for role, part in parts.items() if role not in optional), names)
-        found.append(Weight(f"{module}.weight", {role: part for role, part in parts.items() if part in names}))
+        found.append(WeightNames(f"{module}.weight", {role: part for role, part in parts.items() if part in names}))
     return found
 
 

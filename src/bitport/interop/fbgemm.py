@@ -24,7 +24,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Weight, check_complete, setting, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, setting, tensors_of
 from bitport.numerics import Quantized
 from bitport.schemes import preset
 from bitport.tensor import from_parts
@@ -48,12 +48,12 @@ class Reader(codec.Reader):
             raise CheckpointError(f"quantization_config: {BOUND} must be a positive number, not {bound}")
         self.notes.append(f"inputs are used as they are: no scheme cuts them off at {bound:g} before they are rounded")
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found = []
         for name, it in held.items():
             if it.dtype == E4M3 and name.endswith((".weight", *EXPERTS)):
                 check_complete(name, [f"{name}_scale"], held)
-                found.append(Weight(name, {"weight": name, "scale": f"{name}_scale"}))
+                found.append(WeightNames(name, {"weight": name, "scale": f"{name}_scale"}))
         known = tensors_of(found)
         for name, it in held.items():
             if name not in known and (it.dtype.itemsize == 1 or name.endswith(SCALES)):
@@ -64,7 +64,7 @@ class Reader(codec.Reader):
         reason = f"the bound of inputs of each layer, which is {BOUND}"
         return {name: reason for name, it in held.items() if name.endswith(INPUT_BOUND) and math.prod(it.shape) == 1}
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         experts = weight.name.endswith(EXPERTS)
         data = expect(tensors["weight"], weight.parts["weight"], (E4M3,), (None,) * (3 if experts else 2))
         shape = tuple(data.shape)

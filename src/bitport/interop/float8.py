@@ -36,7 +36,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec, modelopt
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, Weight, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, setting, tensors_of
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS, Scheme
 from bitport.schemes.presets import CHANNEL, TENSOR
@@ -98,7 +98,7 @@ class Reader(codec.Reader):
         if powers and self.act not in ("", MX.act) and not self.static:
             self.notes.append("scales of inputs are any float32; scale_fmt ue8m0 rounds them up to powers of two")
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         theirs = {name: it for name, it in held.items() if self.beside and self.beside.has(name)}
         held = {name: it for name, it in held.items() if name not in theirs}
         found = self._weights(held)
@@ -107,13 +107,13 @@ class Reader(codec.Reader):
             self.notes += self.beside.notes
         return found
 
-    def _weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def _weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found = []
         for name, it in held.items():
             if it.dtype in OTHERS:
                 raise CheckpointError(f"{name} is {it.dtype}; {E4M3} is read")
             if it.dtype == E4M3 or _is_fp4(name, held):
-                found.append(Weight(name, self._parts(name, held)))
+                found.append(WeightNames(name, self._parts(name, held)))
         known = tensors_of(found)
         for name, it in held.items():
             ours = name.endswith(("_scale_inv", "weight_scale", *INPUT_SCALES)) or it.dtype == E8M0
@@ -142,7 +142,7 @@ class Reader(codec.Reader):
         reason = "scales of a cache of keys and values in float8"
         return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         if self.beside and self.beside.has(weight.name):
             return self.beside.read(weight, tensors)
         fmt, parts, shape = (self._fp4 if tensors["weight"].dtype == torch.int8 else self._fp8)(weight, tensors)
@@ -153,13 +153,13 @@ class Reader(codec.Reader):
         scheme = Scheme(weight=fmt, act=self.act, static=self.static)
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=act_scale)
 
-    def _fp8(self, weight: Weight, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
+    def _fp8(self, weight: WeightNames, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
         rank = 3 if tensors["weight"].dim() == 3 else 2
         data = expect(tensors["weight"], weight.parts["weight"], (E4M3,), (None,) * rank)
         fmt, scale = self._scale(tensors["scale"], weight.parts["scale"], data.shape)
         return fmt, Quantized(data.contiguous(), scale), tuple(data.shape)
 
-    def _fp4(self, weight: Weight, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
+    def _fp4(self, weight: WeightNames, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
         codes = expect(tensors["weight"], weight.parts["weight"], (torch.int8,), (None, None))
         shape = (codes.shape[0], 2 * codes.shape[1])
         scale = expect(tensors["scale"], weight.parts["scale"], (E8M0,), FP4.scale_shape(*shape))

@@ -24,7 +24,7 @@ from torch import Tensor
 from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.codec import Described, Weight, exactly, grouped, kind_of, order_of, setting
+from bitport.interop.codec import Described, WeightNames, exactly, grouped, kind_of, order_of, setting
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import Format, Quantized
 from bitport.numerics.format import LONGEST_BLOCK
@@ -107,7 +107,7 @@ class Reader(codec.Reader):
         self.overrides = Overrides(config)
         self.common = Settings.of(config)
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found = grouped(held, "qweight", KEYS, frozenset({"g_idx"}))
         if embeddings := [weight.name for weight in found if kind_of(weight.name, (1, 1)) == "embedding"]:
             raise CheckpointError(
@@ -115,7 +115,7 @@ class Reader(codec.Reader):
             )
         return found
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         its = self._settings(weight.name.removesuffix(".weight"))
         qweight, qzeros = tensors["qweight"], tensors["qzeros"]
         if any(tensors[role].dim() != 2 for role in ("qweight", "qzeros", "scales")):
@@ -139,7 +139,7 @@ class Reader(codec.Reader):
         fmt = Format(dtype=f"int{its.bits}", block=(1, its.group), zero="none" if plain else "int", scale="input")
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype, perm=perm)
 
-    def _order(self, weight: Weight, tensors: dict[str, Tensor], k: int, its: Settings) -> Tensor | None:
+    def _order(self, weight: WeightNames, tensors: dict[str, Tensor], k: int, its: Settings) -> Tensor | None:
         group = its.group or max(k, 1)
         if "g_idx" in tensors:
             return order_of(tensors["g_idx"], k, group, weight.parts["g_idx"])

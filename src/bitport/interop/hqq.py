@@ -33,7 +33,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, grouped
+from bitport.interop.codec import NO_CONV1D, Described, WeightNames, exactly, grouped
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import pack_bits, unpack_bits
@@ -76,7 +76,7 @@ class Reader(codec.Reader):
         if unknown := [key for key in config if key not in NO_NUMBERS]:
             raise CheckpointError(f"HQQ with {unknown[0]}: only {', '.join(NO_NUMBERS)} are understood")
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         if nested := [name for name in held if name.endswith(NESTED)]:
             raise CheckpointError(
                 f"{nested[0]}: scales and zero points that are quantized too (quant_scale, quant_zero) or lie in one "
@@ -92,7 +92,7 @@ class Reader(codec.Reader):
                 raise CheckpointError(f"{name} is there without a W_q; fetch the checkpoint again")
         return found
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         its = Layer.of(weight, tensors)
         (n, k), name = its.shape, weight.parts["W_q"]
         codes = _codes(tensors["W_q"], name, its)
@@ -169,7 +169,7 @@ class Layer(NamedTuple):
     floated: bool
 
     @classmethod
-    def of(cls, weight: Weight, tensors: Mapping[str, Tensor]) -> Layer:
+    def of(cls, weight: WeightNames, tensors: Mapping[str, Tensor]) -> Layer:
         def number(role: str) -> float:
             given = tensors.get(role)
             if given is None:

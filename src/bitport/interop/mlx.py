@@ -33,7 +33,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import NO_CONV1D, Described, Weight, check_complete, same_numbers, setting
+from bitport.interop.codec import NO_CONV1D, Described, WeightNames, check_complete, same_numbers, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import FLOATS, Quantized
@@ -121,8 +121,8 @@ class Reader(codec.Reader):
         if config.get(INPUTS):
             raise CheckpointError(f"quantization: {INPUTS} rounds inputs too, in a way that is not read")
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
-        found: list[Weight] = []
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+        found: list[WeightNames] = []
         known: set[str] = set()
         for name in held:
             module, _, last = name.rpartition(".")
@@ -146,8 +146,8 @@ class Reader(codec.Reader):
             self.notes.append(APART)
         return found
 
-    def _weight(self, module: str, held: Mapping[str, Held]) -> Weight:
-        return Weight(f"{module}.weight", {end: f"{module}.{end}" for end in self._ends([module], held)})
+    def _weight(self, module: str, held: Mapping[str, Held]) -> WeightNames:
+        return WeightNames(f"{module}.weight", {end: f"{module}.{end}" for end in self._ends([module], held)})
 
     def _ends(self, modules: Iterable[str], held: Mapping[str, Held]) -> list[str]:
         """Suffixes of the tensors that each of ``modules``, which form one parameter, has."""
@@ -159,7 +159,7 @@ class Reader(codec.Reader):
             ends += [end for end, there in more.items() if there and end not in ends]
         return ends
 
-    def _stacked(self, module: str, held: Mapping[str, Held]) -> Weight:
+    def _stacked(self, module: str, held: Mapping[str, Held]) -> WeightNames:
         """The parameter that contains the stacked experts ``module``, with all its parts."""
         block, switch, last = module.rpartition(SWITCH)
         found = next(((name, parts) for name, parts in JOINED.items() if last in parts), None)
@@ -175,17 +175,17 @@ class Reader(codec.Reader):
             raise CheckpointError(f"{' and '.join(modules.values())} are one parameter, and have different settings")
         ends = self._ends(modules.values(), held)
         parts = {f"{each}.{end}": f"{path}.{end}" for each, path in modules.items() for end in ends}
-        return Weight(f"{block}.experts.{name}", parts)
+        return WeightNames(f"{block}.experts.{name}", parts)
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         first = next(iter(weight.parts.values()))
         its = self._of(first.rpartition(".")[0])
         if weight.name.endswith(".weight"):
             return self._read(weight, tensors, its, ())
         joined, experts = _below_each_other(weight, tensors)
-        return self._read(Weight(weight.name, dict.fromkeys(joined, first)), joined, its, (experts,))
+        return self._read(WeightNames(weight.name, dict.fromkeys(joined, first)), joined, its, (experts,))
 
-    def _read(self, weight: Weight, tensors: dict[str, Tensor], its: Settings, experts: tuple[int, ...]) -> Tensor:
+    def _read(self, weight: WeightNames, tensors: dict[str, Tensor], its: Settings, experts: tuple[int, ...]) -> Tensor:
         """``experts``: number of concatenated experts, if any."""
         words = expect(tensors["weight"], weight.parts["weight"], (torch.uint32,), (None, None)).view(torch.int32)
         n, k = words.shape[0], words.shape[1] * 32 // its.bits
@@ -213,7 +213,7 @@ class Reader(codec.Reader):
 
     def _floats(
         self,
-        weight: Weight,
+        weight: WeightNames,
         tensors: dict[str, Tensor],
         stream: Tensor,
         its: Settings,
@@ -238,7 +238,7 @@ class Reader(codec.Reader):
         return self.own.get(module, self.common)
 
 
-def _below_each_other(weight: Weight, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+def _below_each_other(weight: WeightNames, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     """(tensors of all experts as those of one matrix: per expert the rows of its projections concatenated, and global
     scales repeated for each row; number of experts)."""
     tensors = dict(tensors)

@@ -33,7 +33,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import Weight, check_complete, setting, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, setting, tensors_of
 from bitport.numerics import FLOATS, STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.tensor import from_parts
@@ -76,7 +76,7 @@ class Reader(codec.Reader):
             module: _scheme(setting(layers, module, dict), f"quantized_layers of {module}") for module in layers
         }
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found = []
         for name in held:
             module, _, last = name.rpartition(".")
@@ -95,13 +95,13 @@ class Reader(codec.Reader):
 
     def _weight(
         self, parameter: str, prefix: str, scheme: Scheme, optional: tuple[str, ...], held: Mapping[str, Held]
-    ) -> Weight:
+    ) -> WeightNames:
         needed = ROLES[: 2 if scheme.weight.global_scale else 1]
         parts = {"weight": parameter, **{role: prefix + role for role in needed}}
         check_complete(prefix + ROLES[0], parts.values(), held)
-        return Weight(parameter, parts | {role: prefix + role for role in optional if prefix + role in held})
+        return WeightNames(parameter, parts | {role: prefix + role for role in optional if prefix + role in held})
 
-    def _stacked(self, parameter: str, held: Mapping[str, Held]) -> Weight:
+    def _stacked(self, parameter: str, held: Mapping[str, Held]) -> WeightNames:
         module, _, last = parameter.rpartition(".")
         models = [part for part in (self.model, self.model.get("text_config")) if isinstance(part, dict)]
         scheme = self._of(module)
@@ -118,7 +118,7 @@ class Reader(codec.Reader):
         scales = [name for name, it in held.items() if name.endswith(CACHE_SCALES) and math.prod(it.shape) == 1]
         return dict.fromkeys((*scales, *(name for name in held if name.endswith(CACHE_SHIFTS))), reason)
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         scheme, stacked = self._of_weight(weight), not weight.name.endswith(".weight")
         fmt = scheme.weight
         data = expect(tensors["weight"], weight.parts["weight"], (fmt.number.storage,), (None,) * (3 if stacked else 2))
@@ -156,7 +156,7 @@ class Reader(codec.Reader):
             act_scale=fixed,
         )
 
-    def _of_weight(self, weight: Weight) -> Scheme:
+    def _of_weight(self, weight: WeightNames) -> Scheme:
         return self._of(weight.name.rpartition(".")[0])
 
     def has(self, name: str) -> bool:

@@ -20,7 +20,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, Weight, check_complete
+from bitport.interop.codec import Described, WeightNames, check_complete
 from bitport.numerics import Quantized
 from bitport.schemes import PRESETS, preset
 from bitport.tensor import QTensor, from_parts
@@ -34,17 +34,17 @@ FORMAT = PRESETS["mxfp4"].weight
 
 
 class Reader(codec.Reader):
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found = {}
         for name, it in held.items():
             if name.endswith((BLOCKS, SCALES)) and it.dtype in EXPONENTS:
                 parameter = name.removesuffix(BLOCKS).removesuffix(SCALES)
                 parts = {"blocks": parameter + BLOCKS, "scales": parameter + SCALES}
                 check_complete(name, parts.values(), held)
-                found[parameter] = Weight(parameter, parts)
+                found[parameter] = WeightNames(parameter, parts)
         return list(found.values())
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         blocks = expect(tensors["blocks"], weight.parts["blocks"], (torch.uint8,), (None, None, None, BYTES))
         experts, n, groups, _ = blocks.shape
         scales = expect(tensors["scales"], weight.parts["scales"], EXPONENTS, (experts, n, groups))

@@ -36,7 +36,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import NO_CONV1D, Described, Weight, check_complete, exactly, setting, tensors_of
+from bitport.interop.codec import NO_CONV1D, Described, WeightNames, check_complete, exactly, setting, tensors_of
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS, Quantized
@@ -103,7 +103,7 @@ class Reader(codec.Reader):
         weights = older if whole == "none" else whole
         self.common = Kinds.of(LONG.get(weights, weights), LONG.get(acts, acts), "quantization_config")
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         self.held = held
         ends = {name: next((end for end in ENDS if name.endswith(end)), None) for name in held}
         found = [self._weight(name, end) for name, end in ends.items() if end]
@@ -119,7 +119,7 @@ class Reader(codec.Reader):
             self.notes.append(OUTPUTS)
         return found
 
-    def _weight(self, name: str, end: str) -> Weight:
+    def _weight(self, name: str, end: str) -> WeightNames:
         parameter, (roles, kinds) = name.removesuffix(end), ENDS[end]
         module, _, last = parameter.rpartition(".")
         parts = {role: parameter + end for role, end in roles.items()}
@@ -129,14 +129,14 @@ class Reader(codec.Reader):
         if (its := self._of(module).weights) not in kinds:
             raise CheckpointError(f"{name} is of a weight that is said to be {its}, not {' or '.join(kinds)}")
         scales = {role: f"{module}.{role}" for role in (INPUT, OUTPUT) if f"{module}.{role}" in self.held}
-        return Weight(parameter, parts | scales)
+        return WeightNames(parameter, parts | scales)
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
         norms = [module for module, its in self.own.items() if its.weights == "none"]
         scales = [f"{module}.{end}" for module in norms for end in (INPUT, OUTPUT)]
         return {name: "scales of what norms give (output_scale)" for name in scales if name in held}
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         its = self._of(weight.name.rpartition(".")[0])
         parts, scheme, shape = (self._packed if "shift" in tensors else self._whole)(weight, tensors, its.weights)
         act, act_scale = ACTS[its.activations] if len(shape) == 2 else "", None
@@ -149,7 +149,7 @@ class Reader(codec.Reader):
                 parts, scheme = parts._replace(scale=parts.scale.float()), preset("int8-static")
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=act_scale)
 
-    def _whole(self, weight: Weight, tensors: dict[str, Tensor], kind: str) -> Parts:
+    def _whole(self, weight: WeightNames, tensors: dict[str, Tensor], kind: str) -> Parts:
         (dtype, name), ones = WHOLE[kind], (1,) * max(tensors["data"].dim() - 1, 1)
         given = expect(tensors["data"], weight.parts["data"], (dtype,), (None, *(None,) * len(ones)))
         n, scale = given.shape[0], tensors["scale"]
@@ -159,7 +159,7 @@ class Reader(codec.Reader):
             return Quantized(from_signed(data), scale), preset(name), tuple(given.shape)
         return Quantized(data, scale.float()), preset(name), tuple(given.shape)
 
-    def _packed(self, weight: Weight, tensors: dict[str, Tensor], kind: str) -> Parts:
+    def _packed(self, weight: WeightNames, tensors: dict[str, Tensor], kind: str) -> Parts:
         bits, ones = PACKED[kind], (1,) * max(tensors["data"].dim() - 1, 1)
         scale = expect(tensors["scale"], weight.parts["scale"], FLOATS, (None, *ones))
         count, highest = scale.shape[0], (1 << bits) - 1
@@ -176,7 +176,7 @@ class Reader(codec.Reader):
         parts, fmt = of_shifts(codes, scale, -shift, bits, codes.shape[1] // scale.shape[1])
         return parts, Scheme(weight=fmt if count > n else dataclasses.replace(fmt, block=(1, 0))), shape
 
-    def _shape(self, weight: Weight, count: int, rest: tuple[int, ...]) -> tuple[int, ...]:
+    def _shape(self, weight: WeightNames, count: int, rest: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the weight with ``count`` rows of codes of shape ``rest``."""
         if len(rest) > 1 or rest[0] not in GROUPS:
             return (count, *rest)

@@ -21,7 +21,7 @@ from bitport.checkpoint.side_files import carried, check_others
 from bitport.checkpoint.source import Source
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import comfy, gguf
-from bitport.interop.codec import Described, Reader, Weight, kind_of
+from bitport.interop.codec import Described, Reader, WeightNames, kind_of
 from bitport.interop.formats import READERS
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS
@@ -87,7 +87,7 @@ class Foreign:
         self.tied = {alias: name for alias, name in self.files.tied.items() if alias not in names}
         dropped = {**self.reader.dropped(self.files.stored), **self._zero_biases()}
         self.notes = [*dict.fromkeys(f"left out: {reason}" for reason in dropped.values()), *self.reader.notes]
-        self.first: dict[str, Weight] = {}
+        self.first: dict[str, WeightNames] = {}
         """The first tensor of each weight, at which items() yields the weight -> weight."""
         self.rest = set(dropped)
         order = {name: at for at, name in enumerate(self.files.stored)}
@@ -124,7 +124,7 @@ class Foreign:
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return carried(self.path, quantization)
 
-    def _read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def _read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         try:
             value = self.reader.read(weight, tensors)
         except ArgumentError as error:

@@ -32,7 +32,7 @@ from torch import Tensor
 from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop import codec
-from bitport.interop.codec import Described, Weight, setting
+from bitport.interop.codec import Described, WeightNames, setting
 from bitport.interop.compressed_tensors.arguments import FORMATS, PACKED, formats_of
 from bitport.interop.compressed_tensors.groups import MIXED, Groups, group_of, is_embedding
 from bitport.interop.compressed_tensors.parts import Parts, roles_of
@@ -60,7 +60,7 @@ class Reader(codec.Reader):
         if any(scheme.weight.global_scale for scheme in schemes):
             self.notes.append("the global scales of nvfp4 are kept as their reciprocals, rounded to float32")
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found: dict[str, None] = {}
         for name, tensor in held.items():
             last = name.rpartition(".")[2]
@@ -68,7 +68,7 @@ class Reader(codec.Reader):
                 found[name.removesuffix(last)] = None
         return [self._weight(prefix, held) for prefix in found]
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         group = self.groups.of(_module(weight.name))
         scheme, parts = group.scheme, Parts(group, weight.parts, tensors, self.padded)
         data, n, k = parts.codes()
@@ -85,7 +85,7 @@ class Reader(codec.Reader):
             return {}
         return {name: "scales of the cache of keys and values" for name in held if CACHE.fullmatch(name)}
 
-    def _weight(self, prefix: str, held: Mapping[str, Held]) -> Weight:
+    def _weight(self, prefix: str, held: Mapping[str, Held]) -> WeightNames:
         group = self.groups.of(prefix.removesuffix("."))
         needed, optional = roles_of(group)
         if missing := [prefix + role for role in sorted(needed) if prefix + role not in held]:
@@ -94,7 +94,7 @@ class Reader(codec.Reader):
                 f"again; if its weights were not compressed when it was saved, save it so"
             )
         roles = sorted(needed | {role for role in optional if prefix + role in held})
-        return Weight(f"{prefix}weight", {role: prefix + role for role in roles})
+        return WeightNames(f"{prefix}weight", {role: prefix + role for role in roles})
 
 
 class Writer(codec.Writer):

@@ -34,7 +34,7 @@ from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.awq import PER_WORD, PLACE
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import Weight, check_complete, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, tensors_of
 from bitport.interop.quark.settings import Layer, Settings
 from bitport.interop.words import to_codes, word_count
 from bitport.numerics import FLOATS, Format, Quantized
@@ -59,7 +59,7 @@ class Reader(codec.Reader):
                 "softmax_quant_spec: what attention multiplies values with is rounded there, and not here"
             )
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found = []
         for name in held:
             module, _, last = name.rpartition(".")
@@ -72,7 +72,7 @@ class Reader(codec.Reader):
                 raise CheckpointError(f"{name} belongs to no weight with a weight_scale that has it")
         return found
 
-    def _weight(self, module: str, held: Mapping[str, Held]) -> Weight:
+    def _weight(self, module: str, held: Mapping[str, Held]) -> WeightNames:
         layer = self.settings.of(module)
         fmt, nvfp4 = layer.scheme.weight, layer.scheme.act == "nvfp4"
         needs = {
@@ -86,7 +86,7 @@ class Reader(codec.Reader):
         check_complete(f"{module}.weight_scale", (f"{module}.{role}" for role in roles), held)
         zeros = {"weight_zero_point": fmt.number.kind == "int", "input_zero_point": layer.scheme.act.startswith("int")}
         roles += [role for role, may in zeros.items() if may and role not in roles and f"{module}.{role}" in held]
-        return Weight(f"{module}.weight", {role: f"{module}.{role}" for role in roles})
+        return WeightNames(f"{module}.weight", {role: f"{module}.{role}" for role in roles})
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
         if not (self.settings.cached or self.config.get("softmax_quant_spec")):
@@ -94,7 +94,7 @@ class Reader(codec.Reader):
         reason = "scales of the cache of keys and values"
         return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         layer = self.settings.of(weight.name.removesuffix(".weight"))
         scheme = layer.scheme
         integers = scheme.weight.number.kind == "int"
@@ -109,7 +109,7 @@ class Reader(codec.Reader):
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=fixed)
 
     def _floats(
-        self, layer: Layer, weight: Weight, tensors: dict[str, Tensor]
+        self, layer: Layer, weight: WeightNames, tensors: dict[str, Tensor]
     ) -> tuple[Format, Quantized, tuple[int, int]]:
         fmt = layer.scheme.weight
         data = expect(tensors["weight"], weight.parts["weight"], (fmt.number.storage,), (None, None))
@@ -131,7 +131,7 @@ class Reader(codec.Reader):
         return fmt, Quantized(data.contiguous(), scale.contiguous(), None, second), shape
 
     def _integers(
-        self, layer: Layer, weight: Weight, tensors: dict[str, Tensor]
+        self, layer: Layer, weight: WeightNames, tensors: dict[str, Tensor]
     ) -> tuple[Format, Quantized, tuple[int, int]]:
         fmt, upright = layer.scheme.weight, layer.upright
         scale, name = tensors["weight_scale"], weight.parts["weight_scale"]
@@ -150,7 +150,7 @@ class Reader(codec.Reader):
         stream = pack_bits(codes.contiguous(), fmt.number.bits)
         return fmt, Quantized(stream, scale.contiguous(), zero if fmt.zero == "int" else None), (n, k)
 
-    def _zero(self, layer: Layer, weight: Weight, tensors: dict[str, Tensor], grid: tuple[int, int]) -> Tensor:
+    def _zero(self, layer: Layer, weight: WeightNames, tensors: dict[str, Tensor], grid: tuple[int, int]) -> Tensor:
         if (zero := tensors.get("weight_zero_point")) is None:
             return torch.full(grid, 1 << (layer.scheme.weight.number.bits - 1), dtype=torch.uint8)
         upright = layer.upright and layer.scheme.weight.number.bits == 8

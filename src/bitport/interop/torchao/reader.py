@@ -18,7 +18,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import Weight
+from bitport.interop.codec import WeightNames
 from bitport.interop.shifts import ROUNDED
 from bitport.interop.torchao.header import Entry, entry_of, is_part
 from bitport.interop.torchao.inputs import Inputs, inputs_of
@@ -34,7 +34,7 @@ class Reader(codec.Reader):
     entries: dict[str, tuple[Entry, Inputs]]
     """Keyed by the names of the parameters."""
 
-    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
         found = [entry for name, text in self.metadata.items() if (entry := entry_of(name, text)) is not None]
         for entry in found:
             _check(entry, held)
@@ -52,9 +52,9 @@ class Reader(codec.Reader):
         self.notes += dict.fromkeys(inputs.note for _, inputs in self.entries.values() if inputs.note)
         if any(entry.kind in WITH_SHIFTS for entry in found):
             self.notes.append(ROUNDED)
-        return [Weight(entry.name, entry.parts) for entry in found]
+        return [WeightNames(entry.name, entry.parts) for entry in found]
 
-    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         entry, inputs = self.entries[weight.name]
         parts, fmt, shape = KINDS[entry.kind].read(entry, tensors)
         before, fixed = _of_inputs(entry, inputs, tensors, shape[1])
