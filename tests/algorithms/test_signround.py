@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitport.algorithms import GPTQ, RTN, Algorithm, Clip, SignRound
 from bitport.algorithms.parts import Params
-from bitport.algorithms.signround_core import Ends, by_rows, solve
+from bitport.algorithms.signround_core import Ends, solve, summed_by_scale
 from bitport.algorithms.spacing import snapped, within
 from bitport.algorithms.sweeps_core import sweep
 from bitport.calibrate.inputs import Inputs
@@ -44,7 +44,7 @@ def test_never_further_than_its_start_or_plain_rounding(scheme: str, dtype: torc
     w, x, fmt = weight(dtype=dtype), inputs(), preset(scheme).weight
     start = Clip()
     ours, before, plain = (
-        by_rows(output_error(w, value(parts, scheme, *w.shape), x), fmt)
+        summed_by_scale(output_error(w, value(parts, scheme, *w.shape), x), fmt)
         for parts in (learned(50, start=start).solve(w, fmt, seen(x)), start.solve(w, fmt, seen(x)), quantize(w, fmt))
     )
     assert bool((ours <= before * SLACK).all())
@@ -186,7 +186,7 @@ def test_what_is_moved_towards_a_number_rounds_to_it(number: str) -> None:
 def test_odd_shapes(scheme: str, n: int, k: int) -> None:
     w, x, fmt = weight(n, k), inputs(k, 2 * k + 1), preset(scheme).weight
     ours, plain = (
-        by_rows(output_error(w, value(parts, scheme, n, k), x), fmt)
+        summed_by_scale(output_error(w, value(parts, scheme, n, k), x), fmt)
         for parts in (SignRound(20, damping=0.0).solve(w, fmt, seen(x)), quantize(w, fmt))
     )
     assert bool((ours <= plain * SLACK + 1e-12).all())

@@ -17,7 +17,7 @@ from bitport.schemes import Scheme, Target
 
 
 @dataclasses.dataclass
-class Weight:
+class BlockWeight:
     """A weight to quantize. ``pre_scale``: the factor that its input is multiplied by at run time."""
 
     target: Target
@@ -34,7 +34,7 @@ class Block:
     that are in no block."""
 
     module: nn.Module
-    weights: dict[str, Weight]
+    weights: dict[str, BlockWeight]
     batches: Iterable[Any]
     fixed: Collection[str] = ()
     whole: bool = False

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bitport.algorithms.algorithm import Algorithm
 from bitport.algorithms.apply import Outcome, apply
-from bitport.algorithms.block import Block, Transform, Weight
+from bitport.algorithms.block import Block, BlockWeight, Transform
 from bitport.algorithms.pairs import shared_parameters
 from bitport.calibrate.batches import no_autocast, run_fresh
 from bitport.calibrate.inputs import Inputs
@@ -87,9 +87,9 @@ class Preparation:
             return
         cut = len(name) + 1 if name else 0
         first = {id(param): local for local, param in module.named_parameters()}
-        weights: dict[str, Weight] = {}
+        weights: dict[str, BlockWeight] = {}
         for full, inputs in seen.items():
-            weight = Weight(self.targets[full], self.schemes[full], inputs)
+            weight = BlockWeight(self.targets[full], self.schemes[full], inputs)
             weights.setdefault(first[id(module.get_parameter(full[cut:]))], weight)
         fixed = shared_parameters(self.model, name) if name else ()
         block = Block(module, weights, batches, fixed, whole=not name)

@@ -20,14 +20,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from bitport.algorithms.trial import Run, Trial, same
+from bitport.algorithms.trial import Trial, TrialRun, same
 
 LARGEST = 6
 """Factors are 2^-6 to 2^6 and never 1: large enough to reach any limit (clamp) within the block and reveal it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ChannelSlice:
     """Elements of a vector or rows of a matrix, one per channel. ``axis``: the axis that they lie along, None for a
     vector. ``offset``: the parameter acts as offset + w."""
 
@@ -61,7 +61,7 @@ class Pair:
     """``count``: number of channels; ``matrices``: the shape of matrices with their own channels, if experts feed
     experts."""
 
-    producer: tuple[Part, ...]
+    producer: tuple[ChannelSlice, ...]
     consumers: tuple[Consumer, ...]
     count: int
     matrices: tuple[int, ...] = ()
@@ -145,7 +145,7 @@ class Probe:
     """A producer and ``factors`` for its channels. ``reached``: the weights whose inputs it contributes to;
     ``consumers``: those of them that are proven, by name."""
 
-    producer: tuple[Part, ...]
+    producer: tuple[ChannelSlice, ...]
     factors: Tensor
     reached: set[str] = dataclasses.field(default_factory=set)
     consumers: dict[str, Consumer] = dataclasses.field(default_factory=dict)
@@ -208,7 +208,7 @@ def _prove(trial: Trial, probes: list[Probe]) -> None:
         _prove(trial, fed)
 
 
-def _fed(trial: Trial, name: str, run: Run, factors: Tensor) -> Consumer | None:
+def _fed(trial: Trial, name: str, run: TrialRun, factors: Tensor) -> Consumer | None:
     """Return the weight as a consumer if all its inputs are the original ones times the factors."""
     inputs, count = trial.columns(name), factors.shape[-1]
     if inputs % count or factors.shape[:-1] not in ((), trial.weights[name].shape[:-2]):
@@ -226,7 +226,7 @@ def _fed(trial: Trial, name: str, run: Run, factors: Tensor) -> Consumer | None:
     return None
 
 
-def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Part, ...], int, tuple[int, ...]]]:
+def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[ChannelSlice, ...], int, tuple[int, ...]]]:
     """Yield (parts that take one scale, number of channels, shape of the matrices): norms first, then rows of matrices.
     Tied parameters appear once, since pairs and weights use the first name."""
     first = dict(trial.block.named_parameters())
@@ -238,7 +238,7 @@ def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Par
         sizes = {param.shape for param in own.values()}
         if len(sizes) == 1 and len(size := next(iter(sizes))) == 1 and size[0] in inputs and not set(own) & set(fixed):
             for offset in (0.0, 1.0):
-                parts = [Part(name, None, slice(None), 0.0 if at else offset) for at, name in enumerate(own)]
+                parts = [ChannelSlice(name, None, slice(None), 0.0 if at else offset) for at, name in enumerate(own)]
                 yield tuple(parts), size[0], ()
     for name, weight in trial.weights.items():
         axis = -1 if name in trial.flipped else -2
@@ -247,7 +247,7 @@ def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Par
         if set(names) & set(fixed):
             continue
         for part in _slices(rows, inputs):
-            parts = [Part(each, None if at else axis, part) for at, each in enumerate(names)]
+            parts = [ChannelSlice(each, None if at else axis, part) for at, each in enumerate(names)]
             yield tuple(parts), len(range(rows)[part]), matrices
 
 
@@ -277,7 +277,7 @@ def _repeated(count: int, inputs: int, width: int) -> Tensor:
     return torch.arange(count, device="cpu").view(count // width, 1, width).expand(-1, inputs // count, -1).reshape(-1)
 
 
-def _multiply(param: Tensor, part: Part, factors: Tensor) -> None:
+def _multiply(param: Tensor, part: ChannelSlice, factors: Tensor) -> None:
     held = part.of(param)
     if part.axis is not None:
         factors = factors.unsqueeze(-1 if part.axis == -2 else -2)

@@ -22,7 +22,7 @@ from bitport.schemes import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class ResidualStream:
     """``norms``: (block, pair) of the norms to fold. ``readers``, ``writers``: by name, the axis of a weight that the
     stream's channels lie along."""
 
@@ -58,7 +58,7 @@ class Stream:
         return None
 
 
-def find_stream(whole: Trial, pairs: Sequence[tuple[str, Pair]]) -> Stream | str:
+def find_stream(whole: Trial, pairs: Sequence[tuple[str, Pair]]) -> ResidualStream | str:
     """Return the stream, or why there is none. ``pairs``: (block, pair)."""
     targets = find_targets(whole.block)
     tables: list[Target] = []
@@ -85,4 +85,4 @@ def find_stream(whole: Trial, pairs: Sequence[tuple[str, Pair]]) -> Stream | str
         if name not in fed and weight.shape[out] == size:
             writers[name] = out
     folded = tuple((block, pair) for block, pair in norms if pair.count == size)
-    return Stream(size, folded, readers, writers) if folded else "no norm was found that feeds only weights"
+    return ResidualStream(size, folded, readers, writers) if folded else "no norm was found that feeds only weights"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bitport.algorithms.block import Block, Weight
+from bitport.algorithms.block import Block, BlockWeight
 from bitport.algorithms.gptq import KINDS
 from bitport.algorithms.scales_core import Found
 from bitport.arguments import check_options
@@ -37,7 +37,7 @@ class Scaling:
     def search(self, factors: Sequence[Any], shape: tuple[int, ...]) -> Found:
         raise NotImplementedError
 
-    def refuses(self, weight: Weight) -> str | None:
+    def refuses(self, weight: BlockWeight) -> str | None:
         """Return why this weight is ignored when choosing a scale, or None."""
         if weight.target.kind not in KINDS:
             return f"a weight of kind {weight.target.kind} takes no scale"

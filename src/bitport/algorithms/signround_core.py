@@ -45,12 +45,12 @@ def solve(
     exact, best, kept = w.float(), start, dequantize_codes(codes, fmt, *start)
     target = within(to_blocks(exact, fmt.block), to_blocks(kept, fmt.block), fmt, start)
     offset, ends = torch.zeros_like(target), Ends(fmt, start)
-    least = by_rows(row_errors(exact - kept, hessian)[1], fmt)
+    least = summed_by_scale(row_errors(exact - kept, hessian)[1], fmt)
 
     def judge(q: Tensor, params: Params) -> Tensor:
         nonlocal best, kept, least
         slope, errors = row_errors(q - exact, hessian)
-        loss = by_rows(errors, fmt)
+        loss = summed_by_scale(errors, fmt)
         better = loss < least
         best, least = choose(better, params, best), loss.where(better, least)
         kept = torch.where(expand(better, (fmt.block[0], 1), n, 1), q, kept)
@@ -76,7 +76,7 @@ def row_errors(error: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
     return product, (product * error).sum(-1)
 
 
-def by_rows(loss: Tensor, fmt: Format) -> Tensor:
+def summed_by_scale(loss: Tensor, fmt: Format) -> Tensor:
     """[N] to [SN, 1]: the sum over the rows that share a scale."""
     return to_blocks(loss[:, None], (fmt.block[0], 1)).sum((-3, -1))
 

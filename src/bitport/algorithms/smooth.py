@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from bitport.algorithms.block import Block, Weight
+from bitport.algorithms.block import Block, BlockWeight
 from bitport.algorithms.scales_core import Found
 from bitport.algorithms.scaling import Scaling
 from bitport.algorithms.smooth_core import Factor, search
@@ -32,7 +32,7 @@ class Smooth(Scaling):
         super().__post_init__()
         check_options(self, rows=1)
 
-    def refuses(self, weight: Weight) -> str | None:
+    def refuses(self, weight: BlockWeight) -> str | None:
         if not weight.scheme.act:
             return f"{weight.scheme} does not round the input"
         return super().refuses(weight)

@@ -27,7 +27,7 @@ NO_PRODUCTS = ("conv", "embedding")
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TrialRun:
     rows: dict[str, Rows]
     output: list[Tensor]
 
@@ -43,7 +43,7 @@ class Trial:
         self.weights = {name: param for name, param in named.items() if not isinstance(param, QTensor)}
         self.flipped = [target.name for target in found if target.transposed]
         self.batches: list[Any] = []
-        self.before = Run({name: Rows((), 0) for name in self.weights}, [])
+        self.before = TrialRun({name: Rows((), 0) for name in self.weights}, [])
         for batch in map(_in_float, batches):
             run, unseen = self._run([batch]), self.unseen()
             if not self.batches or any(run.rows[name].calls for name in unseen):
@@ -54,17 +54,17 @@ class Trial:
             if not self.unseen():
                 break
 
-    def run(self) -> Run:
+    def run(self) -> TrialRun:
         return self._run(self.batches)
 
-    def _run(self, batches: Iterable[Any]) -> Run:
+    def _run(self, batches: Iterable[Any]) -> TrialRun:
         output: list[Tensor] = []
         watch = Watch(self.weights, self.flipped, collect=Rows)
         with watch:
             for batch in batches:
                 leaves = tree_leaves(run_fresh(self.block, batch))
                 output += [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        return Run(watch.seen, output)
+        return TrialRun(watch.seen, output)
 
     def unseen(self) -> list[str]:
         return [name for name in self.weights if not self.before.rows[name].calls]
@@ -86,7 +86,7 @@ class Trial:
     def columns(self, name: str) -> int:
         return self.weights[name].shape[self.axis(name)]
 
-    def keeps_output(self, run: Run) -> bool:
+    def keeps_output(self, run: TrialRun) -> bool:
         return 0 < len(run.output) == len(self.before.output) and all(
             same(ours, theirs) for ours, theirs in zip(run.output, self.before.output, strict=True)
         )
@@ -102,10 +102,10 @@ class Trial:
             for name, value in before.items():
                 params[name].data.copy_(value)
 
-    def changed(self, name: str, run: Run) -> bool:
+    def changed(self, name: str, run: TrialRun) -> bool:
         return any(now is None or not same(now, was) for _, was, now in self.compared(name, run))
 
-    def compared(self, name: str, run: Run) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor | None]]:
+    def compared(self, name: str, run: TrialRun) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor | None]]:
         """Yield (matrix index, original input, input in ``run`` or None if the calls differ)."""
         was, now = self.before.rows[name].calls, run.rows[name].calls
         alike = [(index, x.shape) for index, x in was] == [(index, x.shape) for index, x in now]
