@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bitport.cache import KeyValueStore, cache_format
 from bitport.cache import store as store_module
-from bitport.cache.rows import Rows
+from bitport.cache.rows import GrowingRows
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, quantize_dequantize, sqnr
 from bitport.ops import Weight
@@ -142,10 +142,10 @@ STEPS = {
 }
 FAILING: list[tuple[str, Any, str, int]] = [
     *(("append", store_module, "_parts", at) for at in (0, 1)),
-    *(("append", Rows, "reserve", at) for at in range(8)),
+    *(("append", GrowingRows, "reserve", at) for at in range(8)),
     *(("crop", Weight, "dense", at) for at in (0, 1)),
-    *(("crop", Rows, "reserve", at) for at in (0, 1)),
-    *(("select", Rows, "changed", at) for at in range(8)),
+    *(("crop", GrowingRows, "reserve", at) for at in (0, 1)),
+    *(("select", GrowingRows, "changed", at) for at in range(8)),
 ]
 
 
@@ -173,7 +173,7 @@ def test_a_step_that_runs_out_of_memory_can_be_repeated(
 def test_a_first_append_that_fails_leaves_the_store_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     store = KeyValueStore("int8")
     with monkeypatch.context() as patched:
-        runs_out_of_memory_at(patched, Rows, "append", 0)
+        runs_out_of_memory_at(patched, GrowingRows, "append", 0)
         with pytest.raises(torch.OutOfMemoryError):
             store.append(tokens(), tokens())
     store.append(tokens(width=32), tokens(width=32))
@@ -239,7 +239,7 @@ def test_a_store_of_inference_mode_is_one_outside_of_it(name: str, change: str) 
 
 def test_appending_copies_each_row_a_few_times_at_most() -> None:
     """n rows are copied when memory grows to 1.25 n, n / 1.25 before that, and so on: 5 n in all."""
-    rows, copied = Rows(torch.empty(1, 1, 0, 8)), 0
+    rows, copied = GrowingRows(torch.empty(1, 1, 0, 8)), 0
     for _ in range(5000):
         before = rows.buffer
         rows.append(torch.zeros(1, 1, 1, 8))

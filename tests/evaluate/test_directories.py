@@ -20,7 +20,7 @@ from bitport.checkpoint.source import Source
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.evaluate import directories, divergence, perplexity
 from bitport.evaluate.directories import Evaluation, How, evaluate_directories
-from bitport.evaluate.layers import ROWS, Rows, layer_errors, sampled
+from bitport.evaluate.layers import ROWS, SampledRows, layer_errors, sampled
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
 from bitport.numerics import sqnr
 from bitport.numerics.activations import fake_quantize
@@ -141,7 +141,7 @@ def test_few_rows_of_each_input_are_kept(models: list[Path]) -> None:
         logits_of(model)(torch.arange(10)[None])
     kept = {len(x) for name, rows in seen.items() if "embed" not in name for x in rows.kept.values()}
     assert kept == {ROWS}
-    rows = Rows()
+    rows = SampledRows()
     rows.add(torch.arange(1000.0)[:, None])
     assert rows.kept[()][0] == 0, "from the first to the last"
     assert rows.kept[()][-1] == 999

@@ -18,7 +18,7 @@ SPARE, LEAST = 4, 64
 """Memory grows by at least 1/SPARE of the rows and by at least LEAST tokens."""
 
 
-class Rows:
+class GrowingRows:
     """``like`` gives batch, heads, width, dtype and device; ``tokens``: how many a row stands for."""
 
     @torch.inference_mode(False)

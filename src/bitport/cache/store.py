@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bitport.cache.format import CacheFormat, cache_format
-from bitport.cache.rows import Rows
+from bitport.cache.rows import GrowingRows
 from bitport.errors import ArgumentError
 from bitport.numerics import FLOATS, Format
 from bitport.ops import OPS, Weight
@@ -51,10 +51,10 @@ class _Side:
 
     def __init__(self, fmt: Format, like: Tensor) -> None:
         self.fmt, self.width = fmt, like.shape[3]
-        self.dense = Rows(like)
+        self.dense = GrowingRows(like)
         data, scale, zero = _parts(like[:, :, :0], fmt)
-        self.data, self.scale = Rows(data), Rows(scale, fmt.block[0])
-        self.zero = None if zero is None else Rows(zero, fmt.block[0])
+        self.data, self.scale = GrowingRows(data), GrowingRows(scale, fmt.block[0])
+        self.zero = None if zero is None else GrowingRows(zero, fmt.block[0])
 
     def append(self, parts: Parts) -> None:
         for rows, part in self._with(parts):
@@ -66,7 +66,7 @@ class _Side:
             rows.reserve(rows.count + part.shape[2])
         self.dense.reserve(floats)
 
-    def _with(self, parts: Parts) -> Iterator[tuple[Rows, Tensor]]:
+    def _with(self, parts: Parts) -> Iterator[tuple[GrowingRows, Tensor]]:
         for rows, part in zip((self.data, self.scale, self.zero), parts, strict=True):
             if rows is not None and part is not None:
                 yield rows, part
@@ -89,7 +89,7 @@ class _Side:
             if rows is not None:
                 rows.crop(blocks)
 
-    def all(self) -> Iterator[Rows]:
+    def all(self) -> Iterator[GrowingRows]:
         yield from (rows for rows in (self.dense, self.data, self.scale, self.zero) if rows is not None)
 
 
@@ -126,7 +126,7 @@ class KeyValueStore:
         """Bytes of the stored tokens and of the spare capacity."""
         return sum(rows.reserved for rows in self._rows())
 
-    def _rows(self) -> Iterator[Rows]:
+    def _rows(self) -> Iterator[GrowingRows]:
         for side in self._sides or ():
             yield from side.all()
 

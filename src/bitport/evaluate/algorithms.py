@@ -78,7 +78,7 @@ SCHEMES = tuple(scheme for table in TABLES for scheme in table.schemes)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class AlgorithmRow:
     scheme: str
     algorithm: str
     perplexity: float | None
@@ -96,7 +96,7 @@ class Measurer:
         self.batches = [ids[None] for ids in yardstick.calibration.split(WINDOW)]
         self.baseline = nll(yardstick, copy.deepcopy(yardstick.base))
 
-    def rows(self, scheme: str, names: tuple[str, ...] | None = None) -> Iterator[Row]:
+    def rows(self, scheme: str, names: tuple[str, ...] | None = None) -> Iterator[AlgorithmRow]:
         """Measure ``scheme`` with the algorithms ``names`` (default: those of its table)."""
         for name in algorithms_of(scheme) if names is None else names:
             recipe, by = (self._mixed(scheme), "gptq") if name == MIXED else (scheme, name)
@@ -105,10 +105,10 @@ class Measurer:
                 data = self.batches if uses_data(by, recipe) else None
                 report = quantize_(model, recipe, algorithm=by, calibrate=data, measure=False, progress=False)
             if recipe is None or {layer.algorithm for layer in report.quantized} != {by}:
-                yield Row(scheme, name, None, None)
+                yield AlgorithmRow(scheme, name, None, None)
                 continue
             value = nll(self.yardstick, model)
-            yield Row(scheme, name, math.exp(value), change_percent(value, self.baseline))
+            yield AlgorithmRow(scheme, name, math.exp(value), change_percent(value, self.baseline))
 
     def _mixed(self, scheme: str) -> Recipe | None:
         """Return a recipe no larger than the whole model in ``scheme``; None if that is already the smallest
@@ -173,7 +173,7 @@ def _kept(record: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["scheme"] in SCHEMES and row["algorithm"] in algorithms_of(row["scheme"])]
 
 
-def _told(made: Iterator[Row]) -> Iterator[Row]:
+def _told(made: Iterator[AlgorithmRow]) -> Iterator[AlgorithmRow]:
     for row in made:
         print(row, file=sys.stderr)
         yield row

@@ -20,7 +20,7 @@ BASELINE = "bf16"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     scheme: str
     nbytes: int
     bits_per_weight: float
@@ -47,7 +47,7 @@ def change_percent(nll: float, base: float) -> float:
 
 def compare(
     base: Any, schemes: Iterable[str], tokens: Tensor, window: int, calibrate: Callable[[Any], Any]
-) -> Iterator[tuple[Any, Row]]:
+) -> Iterator[tuple[Any, ComparisonRow]]:
     """Yield the model and row of each scheme, one at a time, the unquantized model first."""
     base_nll = None
     for scheme in (BASELINE, *schemes):
@@ -57,7 +57,7 @@ def compare(
         measured = size_of(model)
         yield (
             model,
-            Row(
+            ComparisonRow(
                 scheme,
                 measured.nbytes,
                 measured.bits_per_weight,

@@ -20,7 +20,7 @@ from bitport.checkpoint.source import Source
 from bitport.errors import ArgumentError
 from bitport.evaluate.compare import change_percent
 from bitport.evaluate.divergence import Divergence, summarized, token_divergence
-from bitport.evaluate.layers import Rows, layer_errors, sampled
+from bitport.evaluate.layers import SampledRows, layer_errors, sampled
 from bitport.evaluate.logits_file import LogitsFile
 from bitport.evaluate.measure import generation_speed, size_of
 from bitport.evaluate.perplexity import Perplexity, count_windows, losses, predictions, scored_tokens, summary
@@ -97,7 +97,7 @@ def evaluate_directories(
     first: Perplexity | None = None
     tokens: Tensor | None = None
     original: LogitsFile | None = None
-    inputs: dict[str, Rows] = {}
+    inputs: dict[str, SampledRows] = {}
     with contextlib.ExitStack() as stack:
         for at, directory in enumerate(directories):
             tell(f"evaluating {directory}")
@@ -137,7 +137,7 @@ def evaluate_directories(
 
 
 @torch.no_grad()
-def _inputs(model: Any, tokens: Tensor, how: How) -> dict[str, Rows]:
+def _inputs(model: Any, tokens: Tensor, how: How) -> dict[str, SampledRows]:
     with sampled(model) as seen:
         logits_of(model)(tokens[None, : how.window])
     return seen

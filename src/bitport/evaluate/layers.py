@@ -34,7 +34,7 @@ ROWS = 128
 HELD = "as in the checkpoint"
 
 
-class Rows:
+class SampledRows:
     """Up to ROWS inputs of each matrix of a weight, evenly spaced in the first batch that it receives."""
 
     def __init__(self, *_: Any) -> None:
@@ -49,16 +49,16 @@ class Rows:
 
 
 @contextlib.contextmanager
-def sampled(model: nn.Module) -> Iterator[dict[str, Rows]]:
+def sampled(model: nn.Module) -> Iterator[dict[str, SampledRows]]:
     """Sample the inputs of each weight of ``model`` within this context; yields them by the weight's name."""
     targets = [target for target in find_targets(model) if not isinstance(target.weight(model), QTensor)]
-    with Watch.of(model, targets, Rows) as watch:
+    with Watch.of(model, targets, SampledRows) as watch:
         yield watch.seen
 
 
 @torch.no_grad()
 def layer_errors(
-    model: nn.Module, original: str | Path, inputs: dict[str, Rows], progress: bool | None = None
+    model: nn.Module, original: str | Path, inputs: dict[str, SampledRows], progress: bool | None = None
 ) -> Report:
     """Compare each quantized weight of ``model`` with the one of the same name in the files of ``original``.
 
@@ -90,7 +90,7 @@ def _files(original: str | Path, model: nn.Module) -> Source:
         return Source(original)
 
 
-def _layer(param: Tensor, value: Tensor, target: Target, inputs: Rows | None) -> LayerReport:
+def _layer(param: Tensor, value: Tensor, target: Target, inputs: SampledRows | None) -> LayerReport:
     if not isinstance(param, QTensor):
         return LayerReport(target.name, None, "not quantized", value.nbytes, param.nbytes)
     if param.shape != value.shape:
@@ -107,7 +107,7 @@ def _layer(param: Tensor, value: Tensor, target: Target, inputs: Rows | None) ->
     )
 
 
-def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Rows) -> float:
+def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: SampledRows) -> float:
     exact = rows_of(value.float(), target.kind, target.transposed)
     codes = q.replace(perm=None, pre_scale=None)
     rounded = rows_of(codes.dequantize(torch.float32).cpu(), target.kind, target.transposed)
