@@ -19,7 +19,7 @@ from bitport.backends.cuda import capability, few_rows, many_rows
 from bitport.backends.triton import configs, kernels
 from bitport.numerics import ACTIVATIONS
 from bitport.ops import IMPLS, Impl, Weight, decide, register_kernel
-from bitport.ops.attention import Call
+from bitport.ops.attention import AttentionArgs
 from tests.backends import on_fake_chips
 from tests.backends.on_fake_chips import DEVICE, arguments, check_chosen, chosen, waits
 
@@ -143,7 +143,7 @@ def cached(width: int) -> tuple[Any, ...]:
         *(empty(2, 37, width // 2, dtype=torch.uint8), empty(2, 37, width // 32), None, None),
         *("int4", 37, width, 1, 32, "plain"),
     )
-    return Call(empty(4, 1, width), side, side, *(empty(2, 1, width),) * 2, 0, None, True, 1.0).args()
+    return AttentionArgs(empty(4, 1, width), side, side, *(empty(2, 1, width),) * 2, 0, None, True, 1.0).args()
 
 
 @pytest.mark.parametrize(("width", "kernel"), [(128, "triton_tokens"), (512, "generic")])

@@ -13,7 +13,7 @@ from torch import Tensor
 from bitport.backends.triton import attention, configs, kernels
 from bitport.cache import KeyValueStore
 from bitport.ops import OPS, Impl, Sample, register_kernel, unregister_kernel, use_kernel
-from bitport.ops.attention import Call, sample
+from bitport.ops.attention import AttentionArgs, sample
 from tests.backends.products import shortfall
 
 DEVICE, CPU = torch.device(os.environ["TRITON_DEVICE"]), torch.device("cpu")
@@ -25,19 +25,19 @@ if DEVICE.type == "cpu":
     interpreter.correct()
 
 
-def moved(call: Call, device: torch.device) -> list[Any]:
+def moved(call: AttentionArgs, device: torch.device) -> list[Any]:
     """The arguments on ``device``; a tensor already there keeps its strides."""
     return [arg.to(device) if isinstance(arg, Tensor) else arg for arg in call.args()]
 
 
-def run(call: Call) -> Tensor:
+def run(call: AttentionArgs) -> Tensor:
     args = moved(call, DEVICE)
     assert kernels.refuses_attention(*args) is None
     return kernels.attend(*args).cpu()
 
 
 def missing(of: Sample) -> float:
-    return shortfall(of, run(Call.of(*of.args)))
+    return shortfall(of, run(AttentionArgs.of(*of.args)))
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=["fp32", "bf16", "fp16"])
@@ -114,14 +114,14 @@ def test_stretches_of_any_length(tokens: int, programs: int, monkeypatch: pytest
 def test_budgets_can_fail() -> None:
     """One of 2368 codes off by half the range is noticed."""
     of = sample("", CPU, FP32, "int8", "int8")
-    call = Call.of(*of.args)
+    call = AttentionArgs.of(*of.args)
     call.values.data[0, 0, 5, 7] ^= 128
     assert missing(of) > 30
 
 
 def changed(**fields: Any) -> tuple[Tensor, Tensor]:
     """(the result, that of the generic kernel) of a call with ``fields`` replaced."""
-    call = Call.of(*sample("changed", CPU, FP32, "int8", "int8", rows=4, mask="float").args)._replace(**fields)
+    call = AttentionArgs.of(*sample("changed", CPU, FP32, "int8", "int8", rows=4, mask="float").args)._replace(**fields)
     return run(call), OPS["attention"].generic(*moved(call, CPU))
 
 
@@ -175,10 +175,10 @@ def test_a_store_is_read_as_it_lies() -> None:
     store = KeyValueStore("int4")
     for tokens in (150, 1):
         store.append(*torch.randn(2, 2, 2, tokens, 64, device=DEVICE))
-    seen: list[Call] = []
+    seen: list[AttentionArgs] = []
 
     def watched(*args: Any) -> Tensor:
-        seen.append(Call.of(*args))
+        seen.append(AttentionArgs.of(*args))
         return kernels.attend(*args)
 
     impl = Impl("attention", "watched", DEVICE.type, watched, kernels.refuses_attention)
@@ -197,7 +197,7 @@ def test_a_store_is_read_as_it_lies() -> None:
 
 
 def test_what_is_not_taken_is_said() -> None:
-    wide = Call.of(*sample("", CPU, FP32, "int8", "int8", shape=(1, 1, 1, 300)).args)
+    wide = AttentionArgs.of(*sample("", CPU, FP32, "int8", "int8", shape=(1, 1, 1, 300)).args)
     assert attention.refuses(wide) == "keys may be 256 wide, not 300"
-    call = Call.of(*sample("", CPU, FP32, "int8", "int8").args)
+    call = AttentionArgs.of(*sample("", CPU, FP32, "int8", "int8").args)
     assert attention.refuses(call._replace(q=call.q[:, :, :0])) == "there is nothing to compute"

@@ -19,7 +19,7 @@ from bench.gpu import instructions
 from bench.gpu.absent import SHARED, TARGETS, Absent, compiling
 from bitport.backends.triton import configs, kernels, probe, scaled
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format
-from bitport.ops.attention import Call, sample
+from bitport.ops.attention import AttentionArgs, sample
 from bitport.schemes import PRESETS, Scheme, preset
 from tests.backends.products import products
 
@@ -194,7 +194,7 @@ def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[Compil
     wide): moving operands to local memory and back must stay below a tenth of a loop."""
     sizes: dict[str, Any] = {"shape": (1, 8, 2, 128), "value_width": 128, "rows": rows, "dense": 70}
     of = sample("", torch.device("cpu"), dtype, format, format, tokens=201, causal=True, **sizes)
-    call = Call.of(*of.args)
+    call = AttentionArgs.of(*of.args)
     for tokens in (200, 201):
         sides = (
             side._replace(n=tokens, **{part: getattr(side, part)[:, :, :tokens] for part in ("data", "scale")})

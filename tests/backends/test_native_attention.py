@@ -15,7 +15,7 @@ from bitport.cache import KeyValueStore
 from bitport.errors import KernelError
 from bitport.numerics import sqnr
 from bitport.ops import OPS, Sample, Weight, decide, use_kernel
-from bitport.ops.attention import Call, sample
+from bitport.ops.attention import AttentionArgs, sample
 from bitport.report.memory import peak, resident
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
@@ -83,7 +83,7 @@ def test_the_threads_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_queries_and_masks_may_lie_anyhow(library: Library) -> None:
     of = sample("strided", CPU, torch.float32, "int8", "int8", rows=4, mask="float")
-    args = Call.of(*of.args)
+    args = AttentionArgs.of(*of.args)
     assert args.mask is not None
     q = args.q.transpose(1, 2).contiguous().transpose(1, 2)
     mask = args.mask.transpose(2, 3).contiguous().transpose(2, 3)
@@ -95,7 +95,7 @@ def test_queries_and_masks_may_lie_anyhow(library: Library) -> None:
 def test_scores_far_apart_and_masks_of_the_largest_size(library: Library) -> None:
     """Vanishing weights become zero, and nothing overflows, with scores up to 1e4 and a mask of the lowest float."""
     of = sample("far", CPU, torch.float32, "int8", "int8", rows=2)
-    args = Call.of(*of.args)
+    args = AttentionArgs.of(*of.args)
     mask = torch.zeros(1, 1, 2, 37)
     mask[..., 20:] = torch.finfo(torch.float32).min
     far = args._replace(q=args.q * 3000, mask=mask)
@@ -106,7 +106,7 @@ def test_scores_far_apart_and_masks_of_the_largest_size(library: Library) -> Non
 
 def test_a_row_of_the_least_masks_sees_all_tokens_alike(library: Library) -> None:
     """-3.4e38 is finite, and so large that scores do not change it: the result is the mean of all values."""
-    of = Call.of(*sample("least", CPU, torch.float32, "int8", "int8", rows=2).args)
+    of = AttentionArgs.of(*sample("least", CPU, torch.float32, "int8", "int8", rows=2).args)
     got = OPS["attention"].overload(*of._replace(mask=torch.full((1, 1, 1, 37), -3.4e38)).args())
     mean = of.values.dense(torch.float64).mean(2, keepdim=True).repeat_interleave(2, 1)
     assert (got - mean).abs().max() < 1e-5
@@ -131,7 +131,9 @@ def test_many_rows_over_many_tokens(library: Library) -> None:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system tells no peak of memory")
 def test_many_rows_take_memory_for_one_result() -> None:
     """Independent of the number of tokens: 4 MB in float32 beside the 4 MB result, and scratch for two threads."""
-    few = Call.of(*sample("memory", CPU, torch.float32, "int8", "int8", shape=(1, 8, 8, 16), value_width=256).args)
+    few = AttentionArgs.of(
+        *sample("memory", CPU, torch.float32, "int8", "int8", shape=(1, 8, 8, 16), value_width=256).args
+    )
     many = few._replace(q=few.q[:, :, :1].expand(-1, -1, 512, -1), keys=longer(few.keys), values=longer(few.values))
     OPS["attention"].overload(*few.args())
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
@@ -147,7 +149,7 @@ def longer(weight: Weight, tokens: int = 1 << 15) -> Weight:
 
 @pytest.mark.parametrize("change", ["no-sequences", "no-width"])
 def test_results_without_numbers(library: Library, change: str) -> None:
-    of = Call.of(*sample("none", CPU, torch.float32, "int8", "int8").args)
+    of = AttentionArgs.of(*sample("none", CPU, torch.float32, "int8", "int8").args)
     if change == "no-sequences":
         none = [each._replace(data=each.data[:0], scale=each.scale[:0]) for each in (of.keys, of.values)]
         of = of._replace(q=of.q[:0], keys=none[0], values=none[1])
@@ -159,7 +161,7 @@ def test_results_without_numbers(library: Library, change: str) -> None:
 
 def test_no_number_stays_none(library: Library) -> None:
     """A NaN in a query makes its row NaN, a NaN in a token every row that attends to it; other rows are untouched."""
-    of = Call.of(*sample("nan", CPU, torch.float32, "int8", "int8", dense=3, first=0, causal=True).args)
+    of = AttentionArgs.of(*sample("nan", CPU, torch.float32, "int8", "int8", dense=3, first=0, causal=True).args)
     q = of.q.clone()
     q[0, 0, 0, 5] = math.nan
     y = OPS["attention"].overload(*of._replace(q=q).args())

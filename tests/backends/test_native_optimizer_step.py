@@ -19,7 +19,7 @@ from bitport.errors import KernelError
 from bitport.numerics import Format, number_type
 from bitport.numerics.types import STATE_TYPES
 from bitport.ops import IMPLS, use_kernel
-from bitport.ops.optimizer_step import STEP, Moment, Numbers, Target, generic, optimizer_step
+from bitport.ops.optimizer_step import STEP, Moment, Numbers, ParamStep, generic, optimizer_step
 from bitport.tensor import QTensor
 from bitport.train.optim import SGD, STATES, Adam, AdamW, Lion, LowBitOptimizer
 
@@ -156,7 +156,7 @@ def test_every_code_at_its_ends(isa: str, name: str, positive: bool) -> None:
         results = []
         for run in (generic, lambda rule, target: optimizer_step(rule, [target])):
             kept = moment(fmt, positive, *value.shape)
-            run("sgd", Target(torch.zeros_like(value), value, (kept,), Numbers()))
+            run("sgd", ParamStep(torch.zeros_like(value), value, (kept,), Numbers()))
             results.append(kept)
         assert torch.equal(*(scale_of(kept) for kept in results))
         assert torch.equal(*(kept.data.view(torch.uint8) for kept in results))
@@ -176,7 +176,7 @@ def test_blocks_with_an_end_of_their_own(isa: str, name: str, positive: bool) ->
     results = []
     for run in (generic, lambda rule, target: optimizer_step(rule, [target])):
         kept = moment(fmt, positive, 6, k)
-        run("sgd", Target(torch.zeros_like(value), value, (kept,), Numbers()))
+        run("sgd", ParamStep(torch.zeros_like(value), value, (kept,), Numbers()))
         results.append(kept)
     assert torch.equal(*(scale_of(kept).view(torch.int32)[:4] for kept in results))
     assert torch.equal(*(kept.data.view(torch.uint8)[:4] for kept in results))
@@ -190,7 +190,7 @@ def test_lion_goes_nowhere_by_what_is_no_number(isa: str) -> None:
     ends = []
     for run in (generic, lambda rule, target: optimizer_step(rule, [target])):
         param, mean = torch.zeros(1, 300), torch.zeros(1, 300)
-        run("lion", Target(param, grad, (Moment(mean),), Numbers(rate=0.5, beta2=0.9, rest2=0.1)))
+        run("lion", ParamStep(param, grad, (Moment(mean),), Numbers(rate=0.5, beta2=0.9, rest2=0.1)))
         ends.append(param)
     assert ends[0].isnan().nonzero()[:, 1].tolist() == [5, 9, 290, 299]
     torch.testing.assert_close(*ends, rtol=0, atol=0, equal_nan=True)
@@ -206,7 +206,7 @@ def test_parameters_of_every_size(isa: str, dtype: torch.dtype, chance: bool) ->
         ends = []
         for run in (generic, lambda rule, target: optimizer_step(rule, [target])):
             param = torch.zeros(shape, dtype=dtype)
-            run("sgd", Target(param, -x.view(shape), (), Numbers(rate=1.0), (123456789,) if chance else None))
+            run("sgd", ParamStep(param, -x.view(shape), (), Numbers(rate=1.0), (123456789,) if chance else None))
             ends.append(param)
         assert torch.equal(*ends)
 
@@ -238,7 +238,7 @@ def test_all_states_are_told_of() -> None:
     assert {"ulinear4", *moment_tables.DECADES} == set(STATE_TYPES)
 
 
-def refusals() -> dict[str, Target]:
+def refusals() -> dict[str, ParamStep]:
     p, g, eight = torch.zeros(4, 128), torch.zeros(4, 128), Format(dtype="dynamic8", block=(1, 128))
     kept = moment(eight, False, 4, 128)
 
@@ -246,15 +246,17 @@ def refusals() -> dict[str, Target]:
         return kept._replace(format=Format(**{"dtype": "dynamic8", "block": (1, 128), **changes}))
 
     return {
-        "must be plain tensors": Target(_Other(p), g, (), Numbers()),
-        "not torch.float64 and torch.float32": Target(p.double(), g, (), Numbers()),
-        "the parameter must be contiguous": Target(torch.zeros(128, 4).t(), g, (), Numbers()),
-        "without codes must be contiguous": Target(p, g, (Moment(torch.zeros(128, 4).t()),), Numbers()),
-        "codes must be of dynamic8, udynamic8": Target(p, g, (odd(dtype="int8"),), Numbers()),
-        "up to 256, not": Target(p, g, (odd(block=(1, 0)),), Numbers()),
-        "scales must be float32": Target(p, g, (kept._replace(scale=scale_of(kept).half()),), Numbers()),
-        "codes and scales must be contiguous": Target(p, g, (kept._replace(data=torch.zeros(128, 4).t()),), Numbers()),
-        "moments must have one block": Target(p, g, (kept, odd(block=(1, 64))), Numbers()),
+        "must be plain tensors": ParamStep(_Other(p), g, (), Numbers()),
+        "not torch.float64 and torch.float32": ParamStep(p.double(), g, (), Numbers()),
+        "the parameter must be contiguous": ParamStep(torch.zeros(128, 4).t(), g, (), Numbers()),
+        "without codes must be contiguous": ParamStep(p, g, (Moment(torch.zeros(128, 4).t()),), Numbers()),
+        "codes must be of dynamic8, udynamic8": ParamStep(p, g, (odd(dtype="int8"),), Numbers()),
+        "up to 256, not": ParamStep(p, g, (odd(block=(1, 0)),), Numbers()),
+        "scales must be float32": ParamStep(p, g, (kept._replace(scale=scale_of(kept).half()),), Numbers()),
+        "codes and scales must be contiguous": ParamStep(
+            p, g, (kept._replace(data=torch.zeros(128, 4).t()),), Numbers()
+        ),
+        "moments must have one block": ParamStep(p, g, (kept, odd(block=(1, 64))), Numbers()),
     }
 
 
@@ -278,18 +280,18 @@ def test_what_one_kernel_refuses_goes_to_the_next() -> None:
     plugins.load()
     turned, straight = torch.zeros(8, 4).t(), torch.zeros(4, 8)
     g = torch.ones(4, 8)
-    optimizer_step("sgd", [Target(p, g, (), Numbers(rate=1.0)) for p in (turned, straight)])
+    optimizer_step("sgd", [ParamStep(p, g, (), Numbers(rate=1.0)) for p in (turned, straight)])
     assert torch.equal(turned, -g)
     assert torch.equal(straight, -g)
 
 
 def test_a_kernel_that_does_not_exist_is_an_error() -> None:
     with use_kernel("dense_mm"), pytest.raises(KernelError, match="but cpu has only: native, generic"):
-        optimizer_step("sgd", [Target(torch.zeros(3), torch.ones(3), (), Numbers())])
+        optimizer_step("sgd", [ParamStep(torch.zeros(3), torch.ones(3), (), Numbers())])
 
 
 def test_the_library_checks_what_it_is_given() -> None:
     """Two moments for sgd are refused."""
-    target = Target(torch.zeros(8), torch.zeros(8), (Moment(torch.zeros(8)), Moment(torch.zeros(8))), Numbers())
+    target = ParamStep(torch.zeros(8), torch.zeros(8), (Moment(torch.zeros(8)), Moment(torch.zeros(8))), Numbers())
     with pytest.raises(KernelError, match="rules 0 to 2 with the moments they have"):
         optimizer_step("sgd", [target])

@@ -12,18 +12,18 @@ import torch.nn.functional as F
 from bitport.errors import ArgumentError
 from bitport.numerics import sqnr
 from bitport.ops import OPS
-from bitport.ops.attention import Call, joined, sample
+from bitport.ops.attention import AttentionArgs, joined, sample
 
 CPU = torch.device("cpu")
 
 
-def call(**changes: Any) -> Call:
+def call(**changes: Any) -> AttentionArgs:
     """Two sequences of 37 int8 tokens and 5 dense ones, 4 query heads on 2 key heads, 3 query rows."""
     of = sample("small", CPU, torch.float32, "int8", "int4-g16", dense=5, first=2, causal=True)
-    return Call.of(*of.args)._replace(**changes)
+    return AttentionArgs.of(*of.args)._replace(**changes)
 
 
-def run(of: Call) -> torch.Tensor:
+def run(of: AttentionArgs) -> torch.Tensor:
     result: torch.Tensor = OPS["attention"].overload(*of.args())
     return result
 
@@ -70,12 +70,12 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         run(of._replace(values=of.values._replace(scale=of.values.scale[:, :, :-1])))
     other = sample("other", CPU, torch.float32, "int8", "int8", tokens=36)
     with pytest.raises(ArgumentError, match=r"values must be \[2, 2, 37, '...'\] as the keys are"):
-        run(of._replace(values=Call.of(*other.args).values))
+        run(of._replace(values=AttentionArgs.of(*other.args).values))
 
 
 def test_no_tokens_are_refused() -> None:
     empty = sample("row", CPU, torch.float32, "int8", "int8", rows=1, tokens=1)
-    args = Call.of(*empty.args)
+    args = AttentionArgs.of(*empty.args)
     none = [w._replace(data=w.data[:, :, :0], scale=w.scale[:, :, :0], n=0) for w in (args.keys, args.values)]
     with pytest.raises(ArgumentError, match="need at least 1 tokens to look at, not 0"):
         run(args._replace(keys=none[0], values=none[1]))
@@ -115,7 +115,7 @@ def test_a_default_scale_is_that_of_the_width() -> None:
 def test_a_budget_is_not_slack() -> None:
     """A change of 3 of 256 steps in one code of one of 37 tokens is noticed."""
     of = sample("noticed", CPU, torch.float32, "int8", "int8")
-    args = Call.of(*of.args)
+    args = AttentionArgs.of(*of.args)
     for name in ("keys", "values"):
         weight = getattr(args, name)
         data = weight.data.clone()

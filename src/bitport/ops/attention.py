@@ -34,7 +34,7 @@ def _prefixed(prefix: str) -> str:
     return ", ".join(f"{kind} {prefix}_{name}" for kind, name in (each.split() for each in SCHEMA.split(", ")))
 
 
-class Call(NamedTuple):
+class AttentionArgs(NamedTuple):
     """The arguments of the op, regrouped."""
 
     q: Tensor
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     scale: float
 
     @classmethod
-    def of(cls, q: Tensor, *rest: Any) -> Call:
+    def of(cls, q: Tensor, *rest: Any) -> AttentionArgs:
         dense_keys, dense_values, first, mask, causal, scale = rest[20:]
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return cls(q, Weight(*rest[:10]), Weight(*rest[10:20]), dense_keys, dense_values, first, mask, causal, scale)
@@ -67,7 +67,7 @@ def _check(q: Tensor, *rest: Any) -> None:
             f"q must be float32, bfloat16 or float16 [batch, heads, rows, width] of a width that is not 0, "
             f"not {q.dtype} {[*q.shape]}"
         )
-    call = Call.of(q, *rest)
+    call = AttentionArgs.of(q, *rest)
     keys, values = call.keys, call.values
     for weight in (keys, values):
         check_weight(*weight)
@@ -90,7 +90,7 @@ def _check(q: Tensor, *rest: Any) -> None:
         raise ArgumentError(f"scale must be a positive number, not {call.scale}")
 
 
-def _check_dense(call: Call) -> None:
+def _check_dense(call: AttentionArgs) -> None:
     q, keys, values, dense_keys, dense_values, first = call[:6]
     if (dense_keys is None) != (dense_values is None):
         raise ArgumentError("give dense keys and dense values, or neither")
@@ -108,7 +108,7 @@ def _check_dense(call: Call) -> None:
         raise ArgumentError(f"first must be from 0 to the {count} dense tokens, not {first}")
 
 
-def _check_mask(call: Call) -> None:
+def _check_mask(call: AttentionArgs) -> None:
     q, mask, tokens = call.q, call.mask, call.tokens
     rows = q.shape[2]
     if not tokens or (call.causal and rows > tokens):
@@ -132,7 +132,7 @@ def joined(weight: Weight, dense: Tensor | None, first: int, dtype: torch.dtype)
     return torch.cat([dense[:, :, :first].to(dtype), quantized, dense[:, :, first:].to(dtype)], 2)
 
 
-def seen(call: Call) -> Tensor | None:
+def seen(call: AttentionArgs) -> Tensor | None:
     """Combine ``mask`` and ``causal`` into one mask."""
     rows = call.q.shape[2]
     if not call.causal or rows == 1:
@@ -143,7 +143,7 @@ def seen(call: Call) -> Tensor | None:
     return call.mask & past if call.mask.dtype == torch.bool else call.mask.masked_fill(~past, -math.inf)
 
 
-def attend(call: Call, dtype: torch.dtype) -> Tensor:
+def attend(call: AttentionArgs, dtype: torch.dtype) -> Tensor:
     """Compute attention with keys, values and sums in ``dtype``."""
     keys = joined(call.keys, call.dense_keys, call.first, dtype)
     values = joined(call.values, call.dense_values, call.first, dtype)
@@ -155,7 +155,7 @@ def attend(call: Call, dtype: torch.dtype) -> Tensor:
 
 
 def _generic(*args: Any) -> Tensor:
-    return attend(Call.of(*args), torch.float32)
+    return attend(AttentionArgs.of(*args), torch.float32)
 
 
 def _fake(q: Tensor, *rest: Any) -> Tensor:
@@ -222,7 +222,7 @@ def sample(
     added = None if not mask else draw(batch, heads if mask == "float" else 1, rows, total)
     if added is not None and mask == "bool":
         added = added > -0.5
-    call = Call(
+    call = AttentionArgs(
         per_head(batch, heads, rows, width),
         quantized(keys, width),
         quantized(values, value_width),
@@ -238,7 +238,7 @@ def sample(
     return Sample(name, call.args(), lambda: expected, budget)
 
 
-def judge(call: Call) -> tuple[Tensor, float]:
+def judge(call: AttentionArgs) -> tuple[Tensor, float]:
     """(the result in float64 on the CPU, the factor by which squared errors of scores count in it).
 
     A score is a float32 sum of ``width`` products: its squared error is ``width`` times that of rounding a number of

@@ -75,7 +75,7 @@ class Numbers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class ParamStep:
     """A parameter with what one step needs. ``keys``: of the random bits for stochastic rounding of the parameter and
     its moments, in this order, where these are 16-bit floats; None rounds to nearest."""
 
@@ -86,11 +86,11 @@ class Target:
     keys: tuple[int, ...] | None = None
 
 
-def optimizer_step(rule: str, targets: list[Target]) -> None:
+def optimizer_step(rule: str, targets: list[ParamStep]) -> None:
     """Update parameters and moments in place, each by the best kernel that supports it. Empty parameters, which a
     process may have of a sharded one, are skipped."""
     plugins.load()
-    taken: dict[Impl | None, list[Target]] = {}
+    taken: dict[Impl | None, list[ParamStep]] = {}
     for target in targets:
         if target.param.numel():
             impl, _ = first_that_takes(STEP, target.param.device.type, rule, target)
@@ -103,13 +103,13 @@ def optimizer_step(rule: str, targets: list[Target]) -> None:
             generic(rule, target)
 
 
-def generic(rule: str, target: Target) -> None:
+def generic(rule: str, target: ParamStep) -> None:
     """The generic kernel, which is the specification."""
     for part, first in _parts(target):
         _step(rule, part, first)
 
 
-def _parts(target: Target) -> Iterator[tuple[Target, int]]:
+def _parts(target: ParamStep) -> Iterator[tuple[ParamStep, int]]:
     """Yield the target in pieces of whole rows, which end at block boundaries, each with its offset in elements."""
     param, moments = target.param.detach(), target.moments
     coded = next((moment.data.shape[0] for moment in moments if moment.format is not None), None)
@@ -132,7 +132,7 @@ def _parts(target: Target) -> Iterator[tuple[Target, int]]:
         yield dataclasses.replace(target, param=param[some], grad=grad[some], moments=own), at * k
 
 
-def _step(rule: str, target: Target, first: int) -> None:
+def _step(rule: str, target: ParamStep, first: int) -> None:
     p, g = target.param.detach().to(torch.float32), target.grad.to(torch.float32)
     moments = [_read(moment, p.shape) for moment in target.moments]
     p, moments = _moved(rule, p, g, moments, target.numbers)

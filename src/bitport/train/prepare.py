@@ -135,7 +135,7 @@ def _prepared_param(start: Start, scheme: Scheme, gradients: Gradients | None) -
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class TrainedRounding:
     """Rounding with the fixed scales of the training."""
 
     fixed: Fixed
@@ -165,7 +165,7 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
         tied = id(param) in done
         if not tied:
             choice = Choice(target.name, param.scheme, "trained in it")
-            by = RTN() if param.fixed is None else Held(param.fixed)
+            by = RTN() if param.fixed is None else TrainedRounding(param.fixed)
             outcome = apply(
                 by,
                 param.value,
@@ -182,7 +182,7 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     forget_(model)
     used = {layer.algorithm for layer in layers}
     after = sum(param.nbytes for param in model.parameters())
-    name = next((name for name in (LEARNED, Held.name) if name in used), RTN.name)
+    name = next((name for name in (LEARNED, TrainedRounding.name) if name in used), RTN.name)
     return Report(tuple(layers), before, after, algorithm=name)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bitport.backends.cpu.native import TYPES, Library, table_of
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Impl, Weight, register_kernel
-from bitport.ops.attention import Call
+from bitport.ops.attention import AttentionArgs
 
 Steps = ctypes.c_int64 * 2
 
@@ -44,7 +44,7 @@ class Attention(ctypes.Structure):
 
 
 def refuses(*args: Any) -> str | None:
-    call = Call.of(*args)
+    call = AttentionArgs.of(*args)
     for name, weight, blocks in (("keys", call.keys, True), ("values", call.values, False)):
         if weight.layout != "plain":
             return f"{name} must be in layout plain, not {weight.layout}"
@@ -100,7 +100,7 @@ def register(library: Library) -> None:
     function.restype = ctypes.c_int32
 
     def run(*args: Any) -> Tensor:
-        call = Call.of(*args)
+        call = AttentionArgs.of(*args)
         q, mask = call.q.contiguous().resolve_neg(), _as_floats(call.mask)
         batch, heads, rows, _ = q.shape
         y = q.new_empty(batch, heads, rows, call.values.k)

@@ -14,7 +14,7 @@ from bitport.backends.cpu.moment_tables import refuses_format, tables_of
 from bitport.backends.cpu.native import TYPES, Library
 from bitport.numerics import FLOATS
 from bitport.ops import Impl, register_kernel
-from bitport.ops.optimizer_step import STEP, Moment, Numbers, Target
+from bitport.ops.optimizer_step import STEP, Moment, Numbers, ParamStep
 
 RULES = {"adam": 0, "lion": 1, "sgd": 2}
 
@@ -45,7 +45,7 @@ class Step(ctypes.Structure):
     )
 
 
-def refuses(rule: str, target: Target) -> str | None:
+def refuses(rule: str, target: ParamStep) -> str | None:
     param, grad = target.param, target.grad
     if type(param) not in (Tensor, Parameter) or type(grad) is not Tensor:
         return "parameter and gradient must be plain tensors"
@@ -74,7 +74,7 @@ def _refuses_codes(moment: Moment) -> str | None:
     return None if moment.data.is_contiguous() and scale.is_contiguous() else "codes and scales must be contiguous"
 
 
-def _described(target: Target, kept: list[Tensor]) -> Step:
+def _described(target: ParamStep, kept: list[Tensor]) -> Step:
     param, grad = target.param, target.grad.contiguous().resolve_neg()
     kept.append(grad)
     keys = target.keys or (0, 0, 0)
@@ -107,7 +107,7 @@ def register(library: Library) -> None:
     call, i32 = library.functions.bitport_optimizer_step, ctypes.c_int32
     call.argtypes, call.restype = [i32, ctypes.POINTER(Step), ctypes.c_int64, i32, i32], i32
 
-    def run(rule: str, targets: list[Target]) -> None:
+    def run(rule: str, targets: list[ParamStep]) -> None:
         kept: list[Tensor] = []
         steps = (Step * len(targets))(*(_described(target, kept) for target in targets))
         code = call(RULES[rule], steps, len(targets), torch.get_num_threads(), library.isa)

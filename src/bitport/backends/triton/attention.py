@@ -29,7 +29,7 @@ from bitport.backends.triton.operand import refuses as refuses_weight
 from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
-from bitport.ops.attention import Call
+from bitport.ops.attention import AttentionArgs
 
 WIDEST = 256
 KEPT, HELD, WARPS = 8192, 4096, 4
@@ -235,7 +235,7 @@ def join(
     tl.store(out + row * k + column, seen.to(out.dtype.element_ty), mask=column < k)
 
 
-def refuses(call: Call) -> str | None:
+def refuses(call: AttentionArgs) -> str | None:
     for name, weight in (("keys", call.keys), ("values", call.values)):
         if weight.layout != "plain":
             return f"{name} must be in layout plain, not {weight.layout}"
@@ -248,7 +248,7 @@ def refuses(call: Call) -> str | None:
     return None if call.q.numel() and call.values.k else "there is nothing to compute"
 
 
-def attention(call: Call, config: Config) -> Tensor:
+def attention(call: AttentionArgs, config: Config) -> Tensor:
     q, mask = call.q.contiguous(), call.mask
     steps: tuple[int, ...] = (0,) * 4
     sequences, query_heads, rows, _ = q.shape
@@ -289,7 +289,7 @@ def attention(call: Call, config: Config) -> Tensor:
     return out
 
 
-def stretches(call: Call) -> list[Stretch]:
+def stretches(call: AttentionArgs) -> list[Stretch]:
     """Return the stretches of a call that are not empty."""
     quantized, found = call.keys.n, []
     if quantized:

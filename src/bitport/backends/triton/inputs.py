@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bitport.backends.triton.rounding import Target, launch, plain_rows, single_scale
+from bitport.backends.triton.rounding import Destination, launch, plain_rows, single_scale
 from bitport.numerics import ACTIVATIONS, Quantized
 from bitport.numerics.packing import packed_size
 from bitport.ops.convert import to_list
@@ -23,6 +23,6 @@ def quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor
     if fmt.block != (0, 0):
         scale = torch.empty(fmt.scale_shape(m, k), dtype=fmt.scale_dtype(x.dtype), device=device)
         raw = scale if scale.dtype == torch.float32 else scale.view(torch.uint8)
-    launch(rows, fmt, Target(data, raw, zero, single, codes=True), given)
+    launch(rows, fmt, Destination(data, raw, zero, single, codes=True), given)
     assert scale is not None  # every format has a scale, for all or per block
     return to_list(Quantized(data.view(fmt.number.storage), scale, zero, single if fmt.global_scale else None))

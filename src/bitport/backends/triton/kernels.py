@@ -16,7 +16,7 @@ from bitport.backends.triton import attention, configs, inputs, linear, operand,
 from bitport.backends.triton.rounding import SEPARATE
 from bitport.layouts.tile_packed import TilePacked
 from bitport.ops import Impl, Weight, register_kernel
-from bitport.ops.attention import Call
+from bitport.ops.attention import AttentionArgs
 
 NO_ROWS = "x has no rows"
 NO_EXPERTS = "there are no experts"
@@ -82,7 +82,7 @@ def refuses_dequantize(*args: Any) -> str | None:
 
 
 def refuses_attention(*args: Any) -> str | None:
-    return attention.refuses(Call.of(*args))
+    return attention.refuses(AttentionArgs.of(*args))
 
 
 def refuses_quantize_input(x: Tensor, *rest: Any) -> str | None:
@@ -155,7 +155,7 @@ def dequantize(*args: Any) -> Tensor:
 
 def attend(*args: Any) -> Tensor:
     with on(args[0].device):
-        return attention.attention(Call.of(*args), configs.of(args[0].device))
+        return attention.attention(AttentionArgs.of(*args), configs.of(args[0].device))
 
 
 def quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor]:

@@ -51,7 +51,7 @@ class Rounded(NamedTuple):
     place: str = ""
 
 
-class Target(NamedTuple):
+class Destination(NamedTuple):
     """Tensors to write. ``single``, the one scale for all, is read instead if it was given."""
 
     rows: Tensor
@@ -214,7 +214,7 @@ def by_block(
         tl.store(out + row * k + column, value.to(out.dtype.element_ty), mask=column < k)
 
 
-def launch(x: Tensor, fmt: Format, to: Target, given: Tensor | None) -> None:
+def launch(x: Tensor, fmt: Format, to: Destination, given: Tensor | None) -> None:
     """Quantize x [M, K], its last dimension contiguous, into ``to``."""
     m, k = x.shape
     block, number = fmt.block[1], fmt.number
@@ -268,7 +268,7 @@ def rounded(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False)
     if fmt.scale == "float32" and fmt.block != (0, 0):
         scale = torch.empty(m, cdiv(k, fmt.block[1] or k), dtype=torch.float32, device=x.device)
         place = "tile" if fmt.block[1] else "row"
-    launch(x, fmt, Target(rows, scale, None, single, codes=False), act_scale)
+    launch(x, fmt, Destination(rows, scale, None, single, codes=False), act_scale)
     return Rounded(rows, scale, single, place)
 
 

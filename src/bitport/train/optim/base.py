@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 from bitport.errors import ArgumentError
 from bitport.numerics import FLOATS, Format
 from bitport.numerics.stochastic import CUT, key_of
-from bitport.ops.optimizer_step import Numbers, Target, optimizer_step
+from bitport.ops.optimizer_step import Numbers, ParamStep, optimizer_step
 from bitport.tensor import QTensor
 from bitport.tensor.sharded import sharded_like
 from bitport.train.optim import sharded
@@ -93,7 +93,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
     @torch._disable_dynamo
     def _update(self) -> None:
         """Update all parameters; nothing is changed before all gradients have been checked."""
-        targets: dict[str, list[Target]] = {}
+        targets: dict[str, list[ParamStep]] = {}
         stepped, wrapped = [], []
         position = -1
         for group in self.param_groups:
@@ -112,7 +112,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
             step += 1
         increment_version(wrapped)  # autograd knows the weight in training, not the value that was written to
 
-    def _target(self, group: Group, param: Tensor, position: int) -> Target:
+    def _target(self, group: Group, param: Tensor, position: int) -> ParamStep:
         _check_param(param, f"parameter {position}")
         local, grad = sharded.local_of(param, param.grad)
         if grad.layout != torch.strided:
@@ -141,7 +141,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
         if group["stochastic_rounding"] and any(part.dtype in CUT for part in (local, *(each.data for each in kept))):
             piece = sharded.piece_of(param)
             keys = tuple(key_of(group["seed"], position, step, which, *piece) for which in range(1 + len(kept)))
-        return Target(value_of(local), grad, tuple(kept), self.numbers(group, step, begins), keys)
+        return ParamStep(value_of(local), grad, tuple(kept), self.numbers(group, step, begins), keys)
 
     def _kind(self, group: Group, param: Tensor, positive: bool) -> tuple[Format | None, torch.dtype]:
         """The format of a moment, and its dtype if the format is None."""
