@@ -29,11 +29,9 @@ ACTIVATIONS = {
 """Class name of an activation module (torch or transformers) -> what it computes. torch's GELU may also be by tanh,
 by its attribute ``approximate``."""
 
-UNTRACEABLE = (
-    *(fx.proxy.TraceError, TypeError, AttributeError, ValueError, RuntimeError, NotImplementedError, LookupError),
-    AssertionError,
-)
-"""What a forward that depends on values, or does not accept proxies, raises while traced."""
+UNTRACEABLE = (TypeError, AttributeError, ValueError, RuntimeError, LookupError, AssertionError)
+"""What a forward that depends on values, or does not accept proxies, raises while traced; fx.proxy.TraceError is a
+ValueError."""
 
 
 class Fused(list[str]):
