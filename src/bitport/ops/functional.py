@@ -20,7 +20,7 @@ from bitport.tensor import ATEN, FUNCTIONS, QTensor
 from bitport.tensor.aten import take_experts
 from bitport.tensor.borders import unit
 from bitport.tensor.exporting import recorded
-from bitport.tensor.forms import by_rows
+from bitport.tensor.forms import with_row_scales
 
 aten = torch.ops.aten
 
@@ -101,7 +101,7 @@ def attention_by(rows_apart: Callable[[Any, int], Any]) -> Callable[..., Any]:
 def _rows_apart(weight: Any, width: int) -> Any:
     """Export only supports parameters and slices of them, so there the slice is left to raise its own error."""
     cut = isinstance(weight, QTensor) and width % unit(weight, 0) != 0
-    return by_rows(weight) if cut and not torch.compiler.is_exporting() else weight
+    return with_row_scales(weight) if cut and not torch.compiler.is_exporting() else weight
 
 
 TRACED_GROUPED_MM = "transformers::grouped_mm_fallback"

@@ -12,7 +12,7 @@ from bitport.errors import ArgumentError
 from bitport.numerics import Quantized
 from bitport.numerics.packing import as_bytes
 from bitport.tensor.borders import is_conv
-from bitport.tensor.forms import by_rows, without_global
+from bitport.tensor.forms import with_row_scales, without_global
 from bitport.tensor.join import join
 from bitport.tensor.qtensor import EXTRA, QTensor
 
@@ -40,7 +40,7 @@ def concatenated(pieces: Sequence[QTensor]) -> QTensor:
     plain = [piece.to_layout("plain") for piece in pieces]
     block = plain[0].scheme.weight.block[0]
     apart = block == 0 or any(piece.matrix.n % block for piece in plain[:-1])
-    plain = [without_global(by_rows(piece) if apart else piece) for piece in plain]
+    plain = [without_global(with_row_scales(piece) if apart else piece) for piece in plain]
     outputs = 0 if is_conv(plain[0]) else -1 if plain[0].transposed else -2
     return join(plain, outputs)
 

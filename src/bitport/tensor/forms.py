@@ -14,7 +14,7 @@ from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import QTensor
 
 
-def by_rows(q: QTensor) -> QTensor:
+def with_row_scales(q: QTensor) -> QTensor:
     """Repeat scales shared by several rows, so that each row has its own. The result has the plain layout."""
     q = compilable(q).to_layout("plain")
     n, fmt = q.matrix.n, q.scheme.weight

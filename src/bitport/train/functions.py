@@ -19,7 +19,7 @@ from bitport.ops.functional import TRACED_GROUPED_MM, attention_by
 from bitport.ops.matmul import added
 from bitport.ops.values import quantize_weight
 from bitport.tensor import QTensor, matrix_of
-from bitport.tensor.forms import by_rows, without_global
+from bitport.tensor.forms import with_row_scales, without_global
 from bitport.train.experts import grouped_mm
 from bitport.train.fixed import fixed_of
 from bitport.train.product import linear
@@ -68,12 +68,12 @@ class _RowsApart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: TrainedTensor) -> TrainedTensor:
         if w.quantized is not None:
-            apart = by_rows(w.quantized)
+            apart = with_row_scales(w.quantized)
             return w.with_value(apart, scheme=apart.scheme)
         fmt, rows, shape = w.scheme.weight, w.rows(), (w.shape[0], w.shape[1])
         parts = quantize_weight(rows, fmt) if w.fixed is None else w.fixed.rounded(rows, fmt)
         q = QTensor(parts, w.scheme, shape=shape, dtype=w.dtype, matrix=matrix_of(fmt, *shape), pre_scale=w.pre_scale)
-        apart = without_global(by_rows(q))
+        apart = without_global(with_row_scales(q))
         return w.with_value(w.value.view_as(w.value), fixed_of(apart), scheme=apart.scheme)
 
     @staticmethod
