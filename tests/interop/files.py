@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.interop.codec import Reader
 from bitport.interop.sources import Readable, description
 from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import QTensor
 
 
-def held(tensors: dict[str, Tensor]) -> dict[str, Held]:
-    return {name: Held(name, Path("file"), tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+def held(tensors: dict[str, Tensor]) -> dict[str, FileTensor]:
+    return {name: FileTensor(name, Path("file"), tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 def read(reader: Reader, tensors: dict[str, Tensor]) -> dict[str, QTensor]:

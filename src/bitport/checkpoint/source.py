@@ -37,7 +37,7 @@ GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class FileTensor:
     """A tensor as described by the header of its file."""
 
     name: str
@@ -51,7 +51,7 @@ class Held:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made(Held):
+class ArrangedTensor(FileTensor):
     """A tensor of the model that is split or named differently in the files; ``file``: that of the first piece."""
 
     entry: Arranged
@@ -75,7 +75,7 @@ class Source:
         """Fields of targets by tensor name, as far as a model was asked."""
         self.metadata: dict[str, str] = {}
         """Metadata from the headers of all files."""
-        found: dict[str, dict[str, Held]] = {}
+        found: dict[str, dict[str, FileTensor]] = {}
         for file in self._files():
             with SafetensorsReader(file) as reader:
                 for held in _held(reader):
@@ -93,7 +93,7 @@ class Source:
             )
 
     @functools.cached_property
-    def stored(self) -> dict[str, Held]:
+    def stored(self) -> dict[str, FileTensor]:
         """The tensors that are not aliases of others."""
         return {name: held for name, held in self.tensors.items() if name not in self.tied}
 
@@ -111,7 +111,7 @@ class Source:
                 targets.append(dataclasses.replace(head[0], storage=name))
         return targets
 
-    def _targets(self, tensors: dict[str, Held]) -> list[Target]:
+    def _targets(self, tensors: dict[str, FileTensor]) -> list[Target]:
         looks = {name: (held.shape, held.dtype) for name, held in tensors.items()}
         found = targets_of(looks, self.model_type)
         return [dataclasses.replace(target, **self.told.get(target.name, {})) for target in found]
@@ -139,7 +139,7 @@ class Source:
         for _, group in itertools.groupby(map(self.tensors.__getitem__, names), key=lambda held: held.file):
             yield from self._read(group)
 
-    def _read(self, group: Iterable[Held]) -> Iterator[tuple[str, Tensor]]:
+    def _read(self, group: Iterable[FileTensor]) -> Iterator[tuple[str, Tensor]]:
         """Open each file once, including those of further pieces."""
         with contextlib.ExitStack() as stack:
 
@@ -151,7 +151,10 @@ class Source:
                 return opened(self.path / entry.shard if self.is_directory else self.path).read(entry.name)
 
             for held in group:
-                yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened(held.file).read(held.name)
+                yield (
+                    held.name,
+                    held.entry.made(piece) if isinstance(held, ArrangedTensor) else opened(held.file).read(held.name),
+                )
 
     def check_apart(self, directory: Path) -> None:
         """ArgumentError if ``directory`` is inside the source, which is read-only, or is a file."""
@@ -215,7 +218,7 @@ class Source:
         self.weight_map = weight_map
         return files
 
-    def _one(self, name: str, held: dict[str, Held]) -> Held:
+    def _one(self, name: str, held: dict[str, FileTensor]) -> FileTensor:
         """Select among the files that hold a tensor; ``held``: by file."""
         if len(held) == 1:
             return next(iter(held.values()))
@@ -248,23 +251,23 @@ class Source:
         return both[0].dtype == both[1].dtype and torch.equal(*both)
 
 
-def _arranged(tensors: dict[str, Held], arrangement: Arrangement) -> dict[str, Held]:
+def _arranged(tensors: dict[str, FileTensor], arrangement: Arrangement) -> dict[str, FileTensor]:
     entries = {
         held.name: Entry(held.name, held.file.name, held.dtype, held.shape, {"": Part(held.dtype, held.shape, 0)})
         for held in tensors.values()
     }
-    found: dict[str, Held] = {}
+    found: dict[str, FileTensor] = {}
     for name, entry in arrangement(Manifest(entries, {}, {}, "")).tensors.items():
         if isinstance(entry, Arranged):
-            found[name] = Made(name, tensors[entry.pieces[0][0].name].file, entry.shape, entry.dtype, entry)
+            found[name] = ArrangedTensor(name, tensors[entry.pieces[0][0].name].file, entry.shape, entry.dtype, entry)
         else:
             found[name] = tensors[name]
     return found
 
 
-def _held(reader: SafetensorsReader) -> list[Held]:
+def _held(reader: SafetensorsReader) -> list[FileTensor]:
     """The tensors of a file in the order of their data."""
-    return [Held(name, reader.path, span.shape, span.dtype) for name, span in reader.tensors.items()]
+    return [FileTensor(name, reader.path, span.shape, span.dtype) for name, span in reader.tensors.items()]
 
 
 def _about_pickles(paths: list[Path]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import awq, codec, gptq
 from bitport.interop.codec import WeightNames, setting
@@ -60,7 +60,7 @@ class Reader(codec.Reader):
                 f"same settings for all layers"
             )
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         return self.inner.weights(held)
 
     def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
@@ -66,7 +66,7 @@ class Reader(codec.Reader):
                 "read; the others are ordered for one kernel"
             )
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = grouped(held, "qweight", {"qzeros": "qzeros", "scales": "scales"}, frozenset())
         known = tensors_of(found)
         for name in held:

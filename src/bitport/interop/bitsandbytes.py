@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
@@ -69,7 +69,7 @@ class Reader(codec.Reader):
         super().__init__(config, dtype)
         self.outliers = setting(config, "llm_int8_threshold", (int, float), THRESHOLD) != 0
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         int8 = grouped(held, "SCB", {"weight": "weight", FORMAT: FORMAT}, frozenset({FORMAT}))
         found = _of_4_bits(held) + int8
         known = tensors_of(found)
@@ -288,7 +288,7 @@ def _absmax(weight: WeightNames, tensors: dict[str, Tensor], count: int, state: 
     return inner + torch.tensor(offset, dtype=torch.float32)
 
 
-def _of_4_bits(held: Mapping[str, Held]) -> list[WeightNames]:
+def _of_4_bits(held: Mapping[str, FileTensor]) -> list[WeightNames]:
     found = []
     for name in held:
         parameter, mark, kind = name.rpartition(STATE)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint.names import target_of
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.numerics import Format
 from bitport.schemes import Scheme
@@ -52,14 +52,14 @@ class Reader(abc.ABC):
         """What is not carried over but changes no weight, for the report."""
 
     @abc.abstractmethod
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         """The quantized weights among the tensors of the files, found by names, shapes and dtypes alone."""
 
     @abc.abstractmethod
     def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         """The weight in bitport's form. ``tensors``: role -> tensor, not yet validated."""
 
-    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+    def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
         """Tensors that are not carried over, as they are part of no weight and no model -> reason."""
         return {}
 

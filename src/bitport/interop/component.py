@@ -20,7 +20,7 @@ from bitport.checkpoint.side_files import COMPONENT, POINTER
 from bitport.checkpoint.source import FETCH, PIPELINE
 from bitport.errors import CheckpointError, shortened
 from bitport.interop.skeleton import FACTOR, SPARE, Bounded, check_layers
-from bitport.interop.tracing import Made, traced
+from bitport.interop.tracing import TracedTensor, traced
 from bitport.nn.targets import WEIGHTS
 from bitport.optional import UNREADABLE, optional
 
@@ -60,7 +60,7 @@ class Component:
             if isinstance(module, kind)
         }
 
-    def made_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
+    def made_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TracedTensor]:
         """The tensors of the model, in its order. ``shapes``: of the tensors in the file."""
         marked = [name for name in shapes if name.startswith(PREFIX)]
         keys = {name.removeprefix(PREFIX): name for name in marked or shapes}
@@ -80,7 +80,7 @@ class Component:
         if quantization == {"quantization_config": SAID}:
             yield Path(DIFFUSERS_INDEX), POINTER
 
-    def _mapped(self, keys: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
+    def _mapped(self, keys: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TracedTensor]:
         """``keys``: tensor names as passed to diffusers -> names in the file."""
         if keys.keys() == self.shapes.keys():
             function: Callable[..., Any] = dict
@@ -104,7 +104,7 @@ class Component:
             )
         return {name: _renamed(each, keys) for name, each in made.items()}
 
-    def _check(self, found: Mapping[str, Made]) -> None:
+    def _check(self, found: Mapping[str, TracedTensor]) -> None:
         other = [
             f"{name} (file {[*each.shape]}, model {[*self.shapes[name]]})"
             for name, each in found.items()
@@ -133,7 +133,7 @@ def class_of(root: Path, name: str) -> Any:
     return found
 
 
-def unused_notes(names: Iterable[str], made: Mapping[str, Made]) -> Iterator[str]:
+def unused_notes(names: Iterable[str], made: Mapping[str, TracedTensor]) -> Iterator[str]:
     """``names``: of the tensors in a file; ``made``: the tensors of the model made of them."""
     used = {run.name for each in made.values() for run in each.runs or ()}
     if left := [name for name in names if name not in used]:
@@ -168,12 +168,12 @@ def _called(mapping: Callable[..., Any], config: dict[str, Any], tensors: dict[s
     return mapping(config=config, checkpoint=tensors)
 
 
-def _renamed(made: Made, names: Mapping[str, str]) -> Made:
+def _renamed(made: TracedTensor, names: Mapping[str, str]) -> TracedTensor:
     runs = None if made.runs is None else tuple(run._replace(name=names[run.name]) for run in made.runs)
     return made._replace(runs=runs)
 
 
-def _alone(function: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
+def _alone(function: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TracedTensor]:
     """What is made of the tensors left over, to find those that others replaced. Functions that access all tensors of a
     model by name fail, and then nothing was replaced."""
     try:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
@@ -48,7 +48,7 @@ class Reader(codec.Reader):
             raise CheckpointError(f"quantization_config: {BOUND} must be a positive number, not {bound}")
         self.notes.append(f"inputs are used as they are: no scheme cuts them off at {bound:g} before they are rounded")
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = []
         for name, it in held.items():
             if it.dtype == E4M3 and name.endswith((".weight", *EXPERTS)):
@@ -60,7 +60,7 @@ class Reader(codec.Reader):
                 raise CheckpointError(f"{name}, {it.dtype}, belongs to no weight in {E4M3} that has a scale")
         return found
 
-    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+    def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
         reason = f"the bound of inputs of each layer, which is {BOUND}"
         return {name: reason for name, it in held.items() if name.endswith(INPUT_BOUND) and math.prod(it.shape) == 1}
 

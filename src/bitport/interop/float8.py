@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec, modelopt
 from bitport.interop.checks import expect
@@ -98,7 +98,7 @@ class Reader(codec.Reader):
         if powers and self.act not in ("", MX.act) and not self.static:
             self.notes.append("scales of inputs are any float32; scale_fmt ue8m0 rounds them up to powers of two")
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         theirs = {name: it for name, it in held.items() if self.beside and self.beside.has(name)}
         held = {name: it for name, it in held.items() if name not in theirs}
         found = self._weights(held)
@@ -107,7 +107,7 @@ class Reader(codec.Reader):
             self.notes += self.beside.notes
         return found
 
-    def _weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def _weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = []
         for name, it in held.items():
             if it.dtype in OTHERS:
@@ -124,7 +124,7 @@ class Reader(codec.Reader):
                 )
         return found
 
-    def _parts(self, name: str, held: Mapping[str, Held]) -> dict[str, str]:
+    def _parts(self, name: str, held: Mapping[str, FileTensor]) -> dict[str, str]:
         module = name.removesuffix("weight") if name.endswith(".weight") else f"{name}_"
         scales = [name + end for end in SCALES if name + end in held]
         if not scales and module + BARE in held and name.endswith(".weight"):
@@ -138,7 +138,7 @@ class Reader(codec.Reader):
             )
         return {"weight": name, "scale": scales[0], **({"input": inputs[0]} if inputs else {})}
 
-    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+    def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
         reason = "scales of a cache of keys and values in float8"
         return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
 
@@ -211,7 +211,7 @@ class Writer(codec.Writer):
         }
 
 
-def _is_fp4(name: str, held: Mapping[str, Held]) -> bool:
+def _is_fp4(name: str, held: Mapping[str, FileTensor]) -> bool:
     scale = held.get(name.removesuffix("weight") + BARE)
     return name.endswith(".weight") and held[name].dtype == torch.int8 and scale is not None and scale.dtype == E8M0
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.codec import Described, WeightNames, exactly, grouped, kind_of, order_of, setting
@@ -107,7 +107,7 @@ class Reader(codec.Reader):
         self.overrides = Overrides(config)
         self.common = Settings.of(config)
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = grouped(held, "qweight", KEYS, frozenset({"g_idx"}))
         if embeddings := [weight.name for weight in found if kind_of(weight.name, (1, 1)) == "embedding"]:
             raise CheckpointError(

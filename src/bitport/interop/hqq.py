@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
@@ -76,7 +76,7 @@ class Reader(codec.Reader):
         if unknown := [key for key in config if key not in NO_NUMBERS]:
             raise CheckpointError(f"HQQ with {unknown[0]}: only {', '.join(NO_NUMBERS)} are understood")
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         if nested := [name for name in held if name.endswith(NESTED)]:
             raise CheckpointError(
                 f"{nested[0]}: scales and zero points that are quantized too (quant_scale, quant_zero) or lie in one "

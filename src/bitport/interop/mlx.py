@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
@@ -121,7 +121,7 @@ class Reader(codec.Reader):
         if config.get(INPUTS):
             raise CheckpointError(f"quantization: {INPUTS} rounds inputs too, in a way that is not read")
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found: list[WeightNames] = []
         known: set[str] = set()
         for name in held:
@@ -146,10 +146,10 @@ class Reader(codec.Reader):
             self.notes.append(APART)
         return found
 
-    def _weight(self, module: str, held: Mapping[str, Held]) -> WeightNames:
+    def _weight(self, module: str, held: Mapping[str, FileTensor]) -> WeightNames:
         return WeightNames(f"{module}.weight", {end: f"{module}.{end}" for end in self._ends([module], held)})
 
-    def _ends(self, modules: Iterable[str], held: Mapping[str, Held]) -> list[str]:
+    def _ends(self, modules: Iterable[str], held: Mapping[str, FileTensor]) -> list[str]:
         """Suffixes of the tensors that each of ``modules``, which form one parameter, has."""
         ends = ["weight", "scales"]
         for module in modules:
@@ -159,7 +159,7 @@ class Reader(codec.Reader):
             ends += [end for end, there in more.items() if there and end not in ends]
         return ends
 
-    def _stacked(self, module: str, held: Mapping[str, Held]) -> WeightNames:
+    def _stacked(self, module: str, held: Mapping[str, FileTensor]) -> WeightNames:
         """The parameter that contains the stacked experts ``module``, with all its parts."""
         block, switch, last = module.rpartition(SWITCH)
         found = next(((name, parts) for name, parts in JOINED.items() if last in parts), None)

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
@@ -76,7 +76,7 @@ class Reader(codec.Reader):
             module: _scheme(setting(layers, module, dict), f"quantized_layers of {module}") for module in layers
         }
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = []
         for name in held:
             module, _, last = name.rpartition(".")
@@ -94,14 +94,14 @@ class Reader(codec.Reader):
         return found
 
     def _weight(
-        self, parameter: str, prefix: str, scheme: Scheme, optional: tuple[str, ...], held: Mapping[str, Held]
+        self, parameter: str, prefix: str, scheme: Scheme, optional: tuple[str, ...], held: Mapping[str, FileTensor]
     ) -> WeightNames:
         needed = ROLES[: 2 if scheme.weight.global_scale else 1]
         parts = {"weight": parameter, **{role: prefix + role for role in needed}}
         check_complete(prefix + ROLES[0], parts.values(), held)
         return WeightNames(parameter, parts | {role: prefix + role for role in optional if prefix + role in held})
 
-    def _stacked(self, parameter: str, held: Mapping[str, Held]) -> WeightNames:
+    def _stacked(self, parameter: str, held: Mapping[str, FileTensor]) -> WeightNames:
         module, _, last = parameter.rpartition(".")
         models = [part for part in (self.model, self.model.get("text_config")) if isinstance(part, dict)]
         scheme = self._of(module)
@@ -113,7 +113,7 @@ class Reader(codec.Reader):
             )
         return self._weight(parameter, f"{parameter}_", scheme, ROLES[2:3], held)
 
-    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+    def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
         reason = "scales of a cache of keys and values"
         scales = [name for name, it in held.items() if name.endswith(CACHE_SCALES) and math.prod(it.shape) == 1]
         return dict.fromkeys((*scales, *(name for name in held if name.endswith(CACHE_SHIFTS))), reason)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError
 from bitport.interop import codec
 from bitport.interop.checks import expect
@@ -34,7 +34,7 @@ FORMAT = PRESETS["mxfp4"].weight
 
 
 class Reader(codec.Reader):
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = {}
         for name, it in held.items():
             if name.endswith((BLOCKS, SCALES)) and it.dtype in EXPONENTS:

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
@@ -103,7 +103,7 @@ class Reader(codec.Reader):
         weights = older if whole == "none" else whole
         self.common = Kinds.of(LONG.get(weights, weights), LONG.get(acts, acts), "quantization_config")
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         self.held = held
         ends = {name: next((end for end in ENDS if name.endswith(end)), None) for name in held}
         found = [self._weight(name, end) for name, end in ends.items() if end]
@@ -131,7 +131,7 @@ class Reader(codec.Reader):
         scales = {role: f"{module}.{role}" for role in (INPUT, OUTPUT) if f"{module}.{role}" in self.held}
         return WeightNames(parameter, parts | scales)
 
-    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+    def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
         norms = [module for module, its in self.own.items() if its.weights == "none"]
         scales = [f"{module}.{end}" for module in norms for end in (INPUT, OUTPUT)]
         return {name: "scales of what norms give (output_scale)" for name in scales if name in held}

@@ -35,7 +35,7 @@ class Run(NamedTuple):
     end: int
 
 
-class Made(NamedTuple):
+class TracedTensor(NamedTuple):
     """``runs``: its elements, in order; None if it does not consist of runs of the file (sums, columns, transposed)."""
 
     shape: tuple[int, ...]
@@ -44,16 +44,20 @@ class Made(NamedTuple):
 
 def traced(
     function: Callable[[dict[str, Tensor]], Mapping[str, Any]], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Made]:
+) -> dict[str, TracedTensor]:
     """The tensors that ``function`` returns for tensors of these ``shapes``, by name."""
     space = Space()
     given = {name: space.place(shape, (Run(name, 0, math.prod(shape)),)) for name, shape in shapes.items()}
     with space:
         made = function(given)
     if space.base._version:  # modified in place
-        return {name: Made(tuple(value.shape), None) for name, value in made.items() if isinstance(value, Tensor)}
+        return {
+            name: TracedTensor(tuple(value.shape), None) for name, value in made.items() if isinstance(value, Tensor)
+        }
     return {
-        name: Made(tuple(value.shape), space.runs(value)) for name, value in made.items() if isinstance(value, Tensor)
+        name: TracedTensor(tuple(value.shape), space.runs(value))
+        for name, value in made.items()
+        if isinstance(value, Tensor)
     }
 
 
@@ -78,7 +82,7 @@ class Space(TorchFunctionMode):
         return self.base[start : self.end].view(shape)
 
     def runs(self, tensor: Tensor) -> tuple[Run, ...] | None:
-        """See :class:`Made`."""
+        """See :class:`TracedTensor`."""
         inside = tensor.untyped_storage().nbytes() == self.base.untyped_storage().nbytes()
         if not inside or tensor.dtype != self.base.dtype or not tensor.is_contiguous():
             return None

@@ -15,9 +15,9 @@ from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
-from bitport.interop.comfy.stored import INPUTS, Stored, is_role, stored_in
+from bitport.interop.comfy.stored import INPUTS, ComfyWeight, is_role, stored_in
 from bitport.interop.component import Component, unused_notes
-from bitport.interop.tracing import Made, Run, in_rows
+from bitport.interop.tracing import Run, TracedTensor, in_rows
 from bitport.numerics import FLOATS, Quantized
 from bitport.schemes.presets import TENSOR
 from bitport.schemes.recipe import expert_blocks
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     name: str
     shape: tuple[int, ...]
     runs: tuple[Run, ...]
-    of: Stored | None
+    of: ComfyWeight | None
 
 
 class Comfy:
@@ -86,7 +86,7 @@ class Comfy:
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return self.component.files(quantization)
 
-    def _piece(self, name: str, made: Made, held: Mapping[str, Span]) -> Piece:
+    def _piece(self, name: str, made: TracedTensor, held: Mapping[str, Span]) -> Piece:
         """Rows of a single quantized weight stay quantized; everything else becomes floats."""
         assert made.runs is not None
         for run in made.runs:

@@ -61,7 +61,7 @@ Tensors = Callable[[str], Tensor]
 """Returns a tensor by name."""
 
 
-class Stored(NamedTuple):
+class ComfyWeight(NamedTuple):
     """A quantized tensor. ``shape``: the logical one, [N, ..]; ``scale``, ``second``, ``before``: names of its other
     tensors."""
 
@@ -103,7 +103,7 @@ class Stored(NamedTuple):
         return unswizzled(scale, self.scale, grid).view(wanted)
 
 
-def stored_in(reader: SafetensorsReader) -> dict[str, Stored]:
+def stored_in(reader: SafetensorsReader) -> dict[str, ComfyWeight]:
     """The quantized tensors by name. In a file with several models, those of the diffusion model."""
     held = reader.tensors
     prefix = PREFIX if any(name.startswith(PREFIX) for name in held) else ""
@@ -123,7 +123,7 @@ def stored_in(reader: SafetensorsReader) -> dict[str, Stored]:
         if span.dtype in FLOAT8 and name not in found and last not in ROLES and name not in MARK:
             old = f"{layer}.{OLD_SCALE}"
             scale = old if last == "weight" and old in held else None
-            found[name] = Stored(name, span.shape, _scheme(FLOAT8[span.dtype], TENSOR), scale)
+            found[name] = ComfyWeight(name, span.shape, _scheme(FLOAT8[span.dtype], TENSOR), scale)
 
     def described(name: str) -> Tensor:
         return torch.empty(held[name].shape, dtype=held[name].dtype, device="meta")
@@ -170,7 +170,7 @@ def _object(text: str | bytes, name: str) -> dict[str, Any]:
     return found
 
 
-def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) -> Stored:
+def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) -> ComfyWeight:
     name, form = f"{layer}.weight", said.get("format")
     if not isinstance(form, str) or form not in NUMBERS:
         raise CheckpointError(f"{layer} has the format {form!r}; {', '.join(NUMBERS)} are read: take another file")
@@ -190,7 +190,7 @@ def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) ->
     if (group := said.get("group_size")) not in (None, 0, scheme.weight.block[1]):
         raise CheckpointError(f"{layer}: {form} with group_size {group!r}; it always has {scheme.weight.block[1]}")
     shape = (span.shape[0], span.shape[1] * 8 // number.bits)
-    return Stored(name, shape, scheme, parts[SCALE], parts.get(SECOND), before if before in held else None)
+    return ComfyWeight(name, shape, scheme, parts[SCALE], parts.get(SECOND), before if before in held else None)
 
 
 def _scheme(number: str, block: tuple[int, int]) -> Scheme:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop import codec
 from bitport.interop.codec import Described, WeightNames, setting
@@ -60,7 +60,7 @@ class Reader(codec.Reader):
         if any(scheme.weight.global_scale for scheme in schemes):
             self.notes.append("the global scales of nvfp4 are kept as their reciprocals, rounded to float32")
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found: dict[str, None] = {}
         for name, tensor in held.items():
             last = name.rpartition(".")[2]
@@ -80,12 +80,12 @@ class Reader(codec.Reader):
         quantized = Quantized(data, parts.scale(grid), parts.zero(n, grid), scale2)
         return from_parts(quantized, scheme, shape=(n, k), dtype=self.dtype, perm=perm, act_scale=parts.act_scale())
 
-    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+    def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
         if not self.config.get("kv_cache_scheme"):  # else they may be parameters of the model
             return {}
         return {name: "scales of the cache of keys and values" for name in held if CACHE.fullmatch(name)}
 
-    def _weight(self, prefix: str, held: Mapping[str, Held]) -> WeightNames:
+    def _weight(self, prefix: str, held: Mapping[str, FileTensor]) -> WeightNames:
         group = self.groups.of(prefix.removesuffix("."))
         needed, optional = roles_of(group)
         if missing := [prefix + role for role in sorted(needed) if prefix + role not in held]:

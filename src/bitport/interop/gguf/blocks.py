@@ -24,7 +24,7 @@ CHUNK = 1 << 24
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Block(NamedTuple):
+class BlockType(NamedTuple):
     elements: int
     fields: tuple[int, ...]
     """Bytes of each field."""
@@ -37,7 +37,7 @@ class Block(NamedTuple):
         return sum(self.fields)
 
 
-def decoded(block: Block, raw: Tensor) -> Quantized:
+def decoded(block: BlockType, raw: Tensor) -> Quantized:
     """Decode ``raw``: uint8 [.., N, bytes of a row], whole blocks. If the scheme has a global scale it is 1."""
     at_once = max(1, CHUNK // (raw.shape[-1] // block.nbytes * block.elements))
     pieces = [_decoded(block, rows) for rows in raw.flatten(0, -2).split(at_once)]
@@ -50,7 +50,7 @@ def decoded(block: Block, raw: Tensor) -> Quantized:
     return Quantized(data, scale, zero, scale2)
 
 
-def _decoded(block: Block, rows: Tensor) -> Quantized:
+def _decoded(block: BlockType, rows: Tensor) -> Quantized:
     blocks = rows.unflatten(-1, (-1, block.nbytes))
     codes, scale, offset = block.split(*blocks.split(block.fields, -1))
     zero = None
@@ -72,28 +72,28 @@ def _table(dtype: str, group: int) -> Scheme:
     return Scheme(weight=Format(dtype=dtype, block=(1, group), scale="input"))
 
 
-BLOCKS: dict[str, Block] = {
-    "Q4_0": Block(32, (2, 16), preset("int4-g32-sym"), splits.q4_0),
-    "Q4_1": Block(32, (2, 2, 16), preset("int4-g32-fzero"), splits.q4_1),
-    "Q5_0": Block(32, (2, 4, 16), preset("int5-g32-sym"), splits.q5_0),
-    "Q5_1": Block(32, (2, 2, 4, 16), preset("int5-g32-fzero"), splits.q5_1),
-    "Q8_0": Block(32, (2, 32), preset("int8-g32"), splits.q8_0),
-    "Q2_K": Block(256, (16, 64, 2, 2), preset("int2-g16-fzero"), splits.q2_k),
-    "Q3_K": Block(256, (32, 64, 12, 2), preset("int3-g16-sym"), splits.q3_k),
-    "Q4_K": Block(256, (2, 2, 12, 128), preset("int4-g32-fzero"), splits.q4_k),
-    "Q5_K": Block(256, (2, 2, 12, 32, 128), preset("int5-g32-fzero"), splits.q5_k),
-    "Q6_K": Block(256, (128, 64, 16, 2), preset("int6-g16-sym"), splits.q6_k),
-    "IQ1_S": Block(256, (2, 32, 16), _table("ggml_iq2", 32), grids.iq1_s),
-    "IQ1_M": Block(256, (32, 16, 8), _table("ggml_iq2", 16), grids.iq1_m),
-    "IQ2_XXS": Block(256, (2, 64), _table("ggml_iq2", 32), grids.iq2_xxs),
-    "IQ2_XS": Block(256, (2, 64, 8), _table("ggml_iq2", 16), grids.iq2_xs),
-    "IQ2_S": Block(256, (2, 32, 32, 8, 8), _table("ggml_iq2", 16), grids.iq2_s),
-    "IQ3_XXS": Block(256, (2, 64, 32), _table("ggml_iq3", 32), grids.iq3_xxs),
-    "IQ3_S": Block(256, (2, 64, 8, 32, 4), _table("ggml_iq3s", 32), grids.iq3_s),
-    "IQ4_NL": Block(32, (2, 16), _table("ggml_iq4", 32), splits.iq4_nl),
-    "IQ4_XS": Block(256, (2, 2, 4, 128), _table("ggml_iq4", 32), splits.iq4_xs),
-    "TQ1_0": Block(256, (32, 16, 4, 2), preset("int2-g256-sym"), splits.tq1_0),
-    "TQ2_0": Block(256, (64, 2), preset("int2-g256-sym"), splits.tq2_0),
-    "MXFP4": Block(32, (1, 16), preset("mxfp4-wo"), splits.mxfp4),
-    "NVFP4": Block(64, (4, 32), preset("nvfp4-wo"), splits.nvfp4),
+BLOCKS: dict[str, BlockType] = {
+    "Q4_0": BlockType(32, (2, 16), preset("int4-g32-sym"), splits.q4_0),
+    "Q4_1": BlockType(32, (2, 2, 16), preset("int4-g32-fzero"), splits.q4_1),
+    "Q5_0": BlockType(32, (2, 4, 16), preset("int5-g32-sym"), splits.q5_0),
+    "Q5_1": BlockType(32, (2, 2, 4, 16), preset("int5-g32-fzero"), splits.q5_1),
+    "Q8_0": BlockType(32, (2, 32), preset("int8-g32"), splits.q8_0),
+    "Q2_K": BlockType(256, (16, 64, 2, 2), preset("int2-g16-fzero"), splits.q2_k),
+    "Q3_K": BlockType(256, (32, 64, 12, 2), preset("int3-g16-sym"), splits.q3_k),
+    "Q4_K": BlockType(256, (2, 2, 12, 128), preset("int4-g32-fzero"), splits.q4_k),
+    "Q5_K": BlockType(256, (2, 2, 12, 32, 128), preset("int5-g32-fzero"), splits.q5_k),
+    "Q6_K": BlockType(256, (128, 64, 16, 2), preset("int6-g16-sym"), splits.q6_k),
+    "IQ1_S": BlockType(256, (2, 32, 16), _table("ggml_iq2", 32), grids.iq1_s),
+    "IQ1_M": BlockType(256, (32, 16, 8), _table("ggml_iq2", 16), grids.iq1_m),
+    "IQ2_XXS": BlockType(256, (2, 64), _table("ggml_iq2", 32), grids.iq2_xxs),
+    "IQ2_XS": BlockType(256, (2, 64, 8), _table("ggml_iq2", 16), grids.iq2_xs),
+    "IQ2_S": BlockType(256, (2, 32, 32, 8, 8), _table("ggml_iq2", 16), grids.iq2_s),
+    "IQ3_XXS": BlockType(256, (2, 64, 32), _table("ggml_iq3", 32), grids.iq3_xxs),
+    "IQ3_S": BlockType(256, (2, 64, 8, 32, 4), _table("ggml_iq3s", 32), grids.iq3_s),
+    "IQ4_NL": BlockType(32, (2, 16), _table("ggml_iq4", 32), splits.iq4_nl),
+    "IQ4_XS": BlockType(256, (2, 2, 4, 128), _table("ggml_iq4", 32), splits.iq4_xs),
+    "TQ1_0": BlockType(256, (32, 16, 4, 2), preset("int2-g256-sym"), splits.tq1_0),
+    "TQ2_0": BlockType(256, (64, 2), preset("int2-g256-sym"), splits.tq2_0),
+    "MXFP4": BlockType(32, (1, 16), preset("mxfp4-wo"), splits.mxfp4),
+    "NVFP4": BlockType(64, (4, 32), preset("nvfp4-wo"), splits.nvfp4),
 }

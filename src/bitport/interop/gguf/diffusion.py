@@ -22,11 +22,11 @@ from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
 from bitport.interop.component import Component, unused_notes
 from bitport.interop.gguf.architectures import ARCHITECTURES
-from bitport.interop.gguf.blocks import BLOCKS, FLOATS, Block, decoded
-from bitport.interop.gguf.header import Header, Stored
+from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
+from bitport.interop.gguf.header import GgufTensor, Header
 from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.source import check_types, parts_of, type_notes
-from bitport.interop.tracing import Made, Run, in_rows
+from bitport.interop.tracing import Run, TracedTensor, in_rows
 from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import from_parts
 
@@ -38,7 +38,7 @@ class Cut(NamedTuple):
     """A range of elements of a stored tensor. ``stored``: the part that contains them, as rows of one block each or as
     floats; ``skip``: leading elements of the first block that are not used."""
 
-    stored: Stored
+    stored: GgufTensor
     skip: int
     size: int
 
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     name: str
     shape: tuple[int, ...]
     cuts: tuple[Cut, ...]
-    block: Block | None
+    block: BlockType | None
     whole: bool
 
 
@@ -136,7 +136,7 @@ def _shapes(header: Header) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _piece(name: str, made: Made, tensors: Mapping[str, Stored], component: Component) -> Piece:
+def _piece(name: str, made: TracedTensor, tensors: Mapping[str, GgufTensor], component: Component) -> Piece:
     assert made.runs is not None
     types = {tensors[run.name].type for run in made.runs}
     block = BLOCKS.get(next(iter(types)))
@@ -151,7 +151,7 @@ def _piece(name: str, made: Made, tensors: Mapping[str, Stored], component: Comp
     return Piece(name, shape, cuts, block, whole)
 
 
-def _cut(stored: Stored, run: Run, elements: int) -> Cut:
+def _cut(stored: GgufTensor, run: Run, elements: int) -> Cut:
     """The stored part for ``run``. ``elements``: of a block."""
     first, end = run.first // elements, -(-run.end // elements)
     nbytes = stored.nbytes * elements // math.prod(stored.shape)
@@ -160,7 +160,7 @@ def _cut(stored: Stored, run: Run, elements: int) -> Cut:
     return Cut(part, run.first - first * elements, run.end - run.first)
 
 
-def _floats(cut: Cut, block: Block | None) -> Tensor:
+def _floats(cut: Cut, block: BlockType | None) -> Tensor:
     value = cut.stored.read()
     if block is not None:
         value = from_parts(

@@ -77,7 +77,7 @@ TYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class GgufTensor:
     file: Path
     name: str
     type: str
@@ -111,7 +111,7 @@ class Stored:
 class Header:
     settings: Mapping[str, Any]
     """Numbers, strings, and lists of either."""
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, GgufTensor]
 
 
 def read_header(path: Path) -> Header:
@@ -209,8 +209,8 @@ def nbytes_of(kind: str, shape: tuple[int, ...]) -> int:
 
 def _placed(
     path: Path, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, size: int
-) -> Iterator[tuple[str, Stored]]:
-    found: dict[str, Stored] = {}
+) -> Iterator[tuple[str, GgufTensor]]:
+    found: dict[str, GgufTensor] = {}
     for name, shape, number, offset in entries:
         kind = TYPES.get(number, f"number {number}")
         if kind not in FLOATS and kind not in BLOCKS:
@@ -220,7 +220,7 @@ def _placed(
             )
         if name in found or 0 in shape or shape[-1] % (BLOCKS[kind].elements if kind in BLOCKS else 1):
             raise CheckpointError(f"{path}: {name} {list(shape)} is there twice, empty, or no whole blocks of {kind}")
-        found[name] = Stored(path, name, kind, shape, start + offset, nbytes_of(kind, shape))
+        found[name] = GgufTensor(path, name, kind, shape, start + offset, nbytes_of(kind, shape))
     end = start
     for each in sorted(found.values(), key=lambda each: each.start):
         if each.start < end:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.gguf.architectures import OUTSIDE, Architecture
-from bitport.interop.gguf.header import Stored
+from bitport.interop.gguf.header import GgufTensor
 
 CONFIGURING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are part of the configuration."""
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     """One tensor of the model. ``stored``: the tensors whose rows it concatenates."""
 
     name: str
-    stored: tuple[Stored, ...]
+    stored: tuple[GgufTensor, ...]
     heads: int = 0
     """The number of heads whose rows must be reordered; 0: none."""
     less_one: bool = False
@@ -44,11 +44,11 @@ class Piece(NamedTuple):
     """Whether it is [.., K, N], from rows [.., N, K]."""
     one_row: bool = False
     """Whether it is [1, K]."""
-    scales: tuple[Stored, ...] = ()
+    scales: tuple[GgufTensor, ...] = ()
     """The separate scale of each of ``stored``, if there are any."""
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """The location of one tensor of the model in a file. ``names``: the tensors that have its rows; ``part``: the index
     of an expert if these are not stacked in the model; ``single``: stored in float32. For the others see Piece."""
 
@@ -63,7 +63,7 @@ class Place(NamedTuple):
     single: bool = False
 
 
-def pieces(its: Architecture, tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> list[Piece]:
+def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[Piece]:
     """The tensors of the model, in file order; CheckpointError for a tensor that the architecture does not have."""
     found: dict[str, Piece] = {}
     for name, stored in tensors.items():
@@ -119,14 +119,14 @@ def scale_of(weight: str) -> str:
     return weight.removesuffix("weight") + SCALE
 
 
-def _check_scaled(name: str, weight: Stored | None) -> None:
+def _check_scaled(name: str, weight: GgufTensor | None) -> None:
     if weight is None or weight.type != "NVFP4":
         told = "which is not there" if weight is None else f"a weight of {weight.type}"
         owner = f"{name.rpartition('.')[0]}.weight"
         raise CheckpointError(f"{name} belongs to {owner}, {told}: NVFP4 alone has such scales")
 
 
-def _scales(weights: list[str], tensors: Mapping[str, Stored]) -> tuple[Stored, ...]:
+def _scales(weights: list[str], tensors: Mapping[str, GgufTensor]) -> tuple[GgufTensor, ...]:
     found = [tensors[scale_of(weight)] for weight in weights if scale_of(weight) in tensors]
     if found and len(found) < len(weights):
         raise CheckpointError(f"{found[0].name} is there, and not that of each of {', '.join(weights)}")
@@ -144,7 +144,7 @@ def experts_of(config: Mapping[str, Any]) -> int:
     return count
 
 
-def places(its: Architecture, names: Collection[str], config: Mapping[str, Any]) -> dict[str, Place]:
+def places(its: Architecture, names: Collection[str], config: Mapping[str, Any]) -> dict[str, TensorPlace]:
     """The inverse of pieces(), by names of the model's tensors; ArgumentError for one that has no place in a file, and
     if one that llama.cpp requires is missing."""
     found = {name: place for name in names if (place := _place(its, name, config))}
@@ -161,7 +161,7 @@ def places(its: Architecture, names: Collection[str], config: Mapping[str, Any])
     return found
 
 
-def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> Place | None:
+def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPlace | None:
     inside = ONE_BLOCK.fullmatch(name)
     if inside and int(inside[1]) >= config["num_hidden_layers"]:
         return None
@@ -172,10 +172,10 @@ def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> Place | N
     if inside and stack in its.stacked:
         bias = stack != parameter
         leaves = tuple(f"{prefix}{leaf}.{'bias' if bias else 'weight'}" for leaf in its.stacked[stack])
-        return Place(leaves, 3 - bias, in_turn=its.in_turn, transposed=its.in_turn and not bias, single=bias)
+        return TensorPlace(leaves, 3 - bias, in_turn=its.in_turn, transposed=its.in_turn and not bias, single=bias)
     expert = ONE_EXPERT.fullmatch(parameter) if inside and its.stacked else None
     if expert and int(expert[1]) < experts_of(config):
-        return Place((f"{prefix}ffn_{expert[2]}_exps.weight",), 3, part=int(expert[1]))
+        return TensorPlace((f"{prefix}ffn_{expert[2]}_exps.weight",), 3, part=int(expert[1]))
     module, _, kind = (parameter, "", "weight") if parameter in BARE else parameter.rpartition(".")
     leaf = next((leaf for leaf, path in (its.names if inside else OUTSIDE).items() if path == module), None)
     kinds = ("weight", "bias") if its.biases else ("weight",)
@@ -185,7 +185,7 @@ def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> Place | N
     dimensions = 1 if kind == "bias" or module in BARE or one_row or leaf.endswith("norm") else 2
     changed = _changed(its, leaf, kind, config)
     single = dimensions == 1 or leaf in SINGLE
-    return Place((f"{prefix}{leaf}.{kind}",), dimensions, *changed, one_row=one_row, single=single)
+    return TensorPlace((f"{prefix}{leaf}.{kind}",), dimensions, *changed, one_row=one_row, single=single)
 
 
 def in_order(rows: Tensor, heads: int) -> Tensor:

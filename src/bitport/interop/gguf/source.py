@@ -17,9 +17,9 @@ from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
 from bitport.interop.gguf import grids
 from bitport.interop.gguf.architectures import architecture
-from bitport.interop.gguf.blocks import BLOCKS, FLOATS, Block, decoded
+from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.config import Settings
-from bitport.interop.gguf.header import Stored
+from bitport.interop.gguf.header import GgufTensor
 from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, in_order, pieces, together
 from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
@@ -105,7 +105,7 @@ class Gguf:
         except (ArgumentError, CheckpointError) as error:
             raise CheckpointError(f"{self.path}: {piece.stored[0].name}: {error}") from error
 
-    def _scheme(self, piece: Piece, block: Block) -> Scheme:
+    def _scheme(self, piece: Piece, block: BlockType) -> Scheme:
         if _alike(self.scales[piece.name]):
             return block.scheme
         fmt = dataclasses.replace(block.scheme.weight, scale="float32", global_scale=False)
@@ -154,7 +154,7 @@ def type_notes(stored: Iterable[str], dtype: torch.dtype) -> Iterator[str]:
         )
 
 
-def check_types(path: Path, tensors: Mapping[str, Stored]) -> None:
+def check_types(path: Path, tensors: Mapping[str, GgufTensor]) -> None:
     """CheckpointError unless there are quantized weights; BitportError if their types need a missing library."""
     types = sorted({stored.type for stored in tensors.values()})
     if not any(kind in BLOCKS for kind in types):

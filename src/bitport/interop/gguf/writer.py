@@ -16,7 +16,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
-from bitport.interop.gguf.names import Place, apart, experts_of, interleaved, places, scale_of
+from bitport.interop.gguf.names import TensorPlace, apart, experts_of, interleaved, places, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
 from bitport.interop.gguf.source import EMBEDDING, HEAD, biased_modules
@@ -120,7 +120,7 @@ class Writer:
         for each, part in zip(place.names, apart(rows, count, place.in_turn) if count > 1 else (rows,), strict=True):
             out.add(each, kind, shape, part)
 
-    def _rows(self, name: str, tensor: Tensor, place: Place) -> tuple[str, Tensor]:
+    def _rows(self, name: str, tensor: Tensor, place: TensorPlace) -> tuple[str, Tensor]:
         """(type, bytes of each row); the rows of vectors have one element."""
         if isinstance(tensor, QTensor):
             try:

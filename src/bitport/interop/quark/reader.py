@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.awq import PER_WORD, PLACE
@@ -59,7 +59,7 @@ class Reader(codec.Reader):
                 "softmax_quant_spec: what attention multiplies values with is rounded there, and not here"
             )
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = []
         for name in held:
             module, _, last = name.rpartition(".")
@@ -72,7 +72,7 @@ class Reader(codec.Reader):
                 raise CheckpointError(f"{name} belongs to no weight with a weight_scale that has it")
         return found
 
-    def _weight(self, module: str, held: Mapping[str, Held]) -> WeightNames:
+    def _weight(self, module: str, held: Mapping[str, FileTensor]) -> WeightNames:
         layer = self.settings.of(module)
         fmt, nvfp4 = layer.scheme.weight, layer.scheme.act == "nvfp4"
         needs = {
@@ -88,7 +88,7 @@ class Reader(codec.Reader):
         roles += [role for role, may in zeros.items() if may and role not in roles and f"{module}.{role}" in held]
         return WeightNames(f"{module}.weight", {role: f"{module}.{role}" for role in roles})
 
-    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+    def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
         if not (self.settings.cached or self.config.get("softmax_quant_spec")):
             return {}
         reason = "scales of the cache of keys and values"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.source import Held
+from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
@@ -22,7 +22,7 @@ from bitport.interop.codec import WeightNames
 from bitport.interop.shifts import ROUNDED
 from bitport.interop.torchao.header import Entry, entry_of, is_part
 from bitport.interop.torchao.inputs import Inputs, inputs_of
-from bitport.interop.torchao.tensors import DTYPES, KERNELS, KINDS
+from bitport.interop.torchao.tensors import DTYPES, KERNELS, TENSOR_CLASSES
 from bitport.numerics import FLOATS, Format
 from bitport.schemes import Scheme
 from bitport.tensor import from_parts
@@ -34,7 +34,7 @@ class Reader(codec.Reader):
     entries: dict[str, tuple[Entry, Inputs]]
     """Keyed by the names of the parameters."""
 
-    def weights(self, held: Mapping[str, Held]) -> list[WeightNames]:
+    def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = [entry for name, text in self.metadata.items() if (entry := entry_of(name, text)) is not None]
         for entry in found:
             _check(entry, held)
@@ -56,16 +56,16 @@ class Reader(codec.Reader):
 
     def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         entry, inputs = self.entries[weight.name]
-        parts, fmt, shape = KINDS[entry.kind].read(entry, tensors)
+        parts, fmt, shape = TENSOR_CLASSES[entry.kind].read(entry, tensors)
         before, fixed = _of_inputs(entry, inputs, tensors, shape[1])
         scheme = _scheme(fmt, parts.scale, inputs)
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, pre_scale=before, act_scale=fixed)
 
 
-def _check(entry: Entry, held: Mapping[str, Held]) -> None:
-    kind = KINDS.get(entry.kind)
+def _check(entry: Entry, held: Mapping[str, FileTensor]) -> None:
+    kind = TENSOR_CLASSES.get(entry.kind)
     if kind is None:
-        raise CheckpointError(f"{entry.name} is a {entry.kind} of torchao; {', '.join(KINDS)} are read")
+        raise CheckpointError(f"{entry.name} is a {entry.kind} of torchao; {', '.join(TENSOR_CLASSES)} are read")
     known = (*kind.attributes, *KERNELS, *DTYPES)
     if unknown := [key for key, value in entry.said.items() if key not in known and value is not None]:
         raise entry.fail(unknown[0], f"not understood; {', '.join(kind.attributes)} are")

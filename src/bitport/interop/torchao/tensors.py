@@ -28,7 +28,7 @@ from bitport.interop.torchao.header import Entry
 from bitport.interop.torchao.integers import int4, int4_tiles, int4_words, int8, intx
 
 
-class Kind(NamedTuple):
+class TensorClass(NamedTuple):
     read: Callable[[Entry, Tensors], Found]
     parts: tuple[str, ...]
     attributes: tuple[str, ...]
@@ -40,22 +40,24 @@ KERNELS = ("mm_config", "kernel_preference", "use_triton_kernel")
 DTYPES = ("dtype", "orig_dtype")
 """The dtype that a weight was quantized from, which config.json has, too."""
 SHIFTED = ("qdata", "scale", "zero_point")
-KINDS: dict[str, Kind] = {
-    "Int4Tensor": Kind(int4, SHIFTED, ("block_size", "shape", "activation_dtype"), ("act_pre_scale",)),
-    "Int4PlainInt32Tensor": Kind(int4_words, SHIFTED, ("block_size", "shape"), ("act_pre_scale",)),
-    "Int4TilePackedTo4dTensor": Kind(
+TENSOR_CLASSES: dict[str, TensorClass] = {
+    "Int4Tensor": TensorClass(int4, SHIFTED, ("block_size", "shape", "activation_dtype"), ("act_pre_scale",)),
+    "Int4PlainInt32Tensor": TensorClass(int4_words, SHIFTED, ("block_size", "shape"), ("act_pre_scale",)),
+    "Int4TilePackedTo4dTensor": TensorClass(
         int4_tiles, ("qdata", "scale_and_zero"), ("block_size", "shape"), ("act_pre_scale",)
     ),
-    "Int8Tensor": Kind(
+    "Int8Tensor": TensorClass(
         int8,
         ("qdata", "scale"),
         ("block_size", "act_quant_kwargs", "reduce_range"),
         ("zero_point", "act_quant_scale", "act_quant_zero_point", "act_pre_scale"),
     ),
-    "IntxUnpackedToInt8Tensor": Kind(intx, SHIFTED, ("target_dtype", "block_size", "activation_quantization")),
-    "Float8Tensor": Kind(float8, ("qdata", "scale"), ("block_size", "act_quant_kwargs")),
-    "MXTensor": Kind(mx, ("qdata", "scale"), ("elem_dtype", "block_size", "act_quant_kwargs", "is_swizzled_scales")),
-    "NVFP4Tensor": Kind(
+    "IntxUnpackedToInt8Tensor": TensorClass(intx, SHIFTED, ("target_dtype", "block_size", "activation_quantization")),
+    "Float8Tensor": TensorClass(float8, ("qdata", "scale"), ("block_size", "act_quant_kwargs")),
+    "MXTensor": TensorClass(
+        mx, ("qdata", "scale"), ("elem_dtype", "block_size", "act_quant_kwargs", "is_swizzled_scales")
+    ),
+    "NVFP4Tensor": TensorClass(
         nvfp4,
         ("qdata", "scale"),
         ("block_size", "act_quant_kwargs", "is_swizzled_scales"),

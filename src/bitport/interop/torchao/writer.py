@@ -14,7 +14,7 @@ from bitport.interop.codec import NO_CONV1D, Described
 from bitport.interop.torchao.forms import form_of, typed
 from bitport.interop.torchao.header import part_of
 from bitport.interop.torchao.inputs import SYMMETRIC
-from bitport.interop.torchao.tensors import KINDS
+from bitport.interop.torchao.tensors import TENSOR_CLASSES
 from bitport.numerics.packing import unpack_bits
 from bitport.numerics.swizzle import swizzled
 from bitport.tensor import QTensor
@@ -49,7 +49,7 @@ class Writer(codec.Writer):
             )
         if "perm" in q.parts:
             return "torchao has no order of columns (perm)"
-        if "pre_scale" in q.parts and "act_pre_scale" not in KINDS[form.kind].optional:
+        if "pre_scale" in q.parts and "act_pre_scale" not in TENSOR_CLASSES[form.kind].optional:
             return f"a {form.kind} of torchao has no scales that inputs are multiplied by (pre_scale)"
         if any(size % step for size, step in zip(q.shape, q.scheme.weight.block_shape(*q.shape), strict=True)):
             return f"torchao has whole blocks, and {q.shape[0]}x{q.shape[1]} does not divide into those of {q.scheme}"
