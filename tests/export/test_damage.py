@@ -16,7 +16,7 @@ from bitport.errors import ExportError
 from bitport.export import Program, load
 from bitport.export.archive import ArchiveReader, ArchiveWriter
 from bitport.export.load import MANIFEST, compare
-from bitport.export.package import CONSTANTS, WEIGHTS
+from bitport.export.package import CONSTANTS, WEIGHTS_ENTRY
 
 pytestmark = pytest.mark.xdist_group("package")  # made once, by one worker
 
@@ -104,7 +104,7 @@ def test_a_byte_that_changed(packed: Path, tmp_path: Path) -> None:
     """Detected in a library always, and in the weights when they are verified."""
     with ArchiveReader(packed) as archive:
         manifest = json.loads(archive.read(MANIFEST))
-        code, weights = archive.place(manifest["methods"]["half"]["code"]["entry"]), archive.place(WEIGHTS)
+        code, weights = archive.place(manifest["methods"]["half"]["code"]["entry"]), archive.place(WEIGHTS_ENTRY)
     for (start, size), verify in ((code, False), (weights, True)):
         spoiled = tmp_path / "spoiled.pt2"
         shutil.copyfile(packed, spoiled)

@@ -24,7 +24,7 @@ from bitport.export.constants import SPANS
 from bitport.export.level import best_level
 from bitport.export.load import compare
 from bitport.export.names import Names
-from bitport.export.package import WEIGHTS
+from bitport.export.package import WEIGHTS_ENTRY
 from bitport.export.weights import ALIGNMENT, PAD
 from bitport.tensor import QTensor
 
@@ -279,7 +279,7 @@ def test_a_buffer_that_nothing_reads(of_various: Program) -> None:
 def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: dict[str, nn.Module]) -> None:
     """Stored once, aligned, and mapped: the libraries contain no weights and point into the mapped file."""
     with ArchiveReader(packed) as archive:
-        start, size = archive.place(WEIGHTS)
+        start, size = archive.place(WEIGHTS_ENTRY)
     assert start % PAGE == 0
     with SafetensorsReader(packed, start=start, size=size) as file:
         stored = {name: span for name, span in file.tensors.items() if not name.startswith(PAD)}

@@ -51,7 +51,7 @@ READABLE: dict[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 """Tags that are accepted in third-party files."""
-WEIGHTS = (*FLOATS, torch.float64)
+WEIGHT_DTYPES = (*FLOATS, torch.float64)
 """Dtypes of weights that are not quantized."""
 DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in TAGS}
 

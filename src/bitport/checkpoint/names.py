@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from bitport.checkpoint.dtypes import WEIGHTS
+from bitport.checkpoint.dtypes import WEIGHT_DTYPES
 from bitport.nn.targets import lie_transposed
 from bitport.schemes import Target
 from bitport.schemes.recipe import expert_blocks, is_router
@@ -35,7 +35,7 @@ def target_of(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type: str = "", blocks: Collection[str] | None = None
 ) -> Target | None:
     """The target for ``name``, or None if it is not a float matrix. ``blocks``: as for :func:`is_router`."""
-    if len(shape) < 2 or dtype not in WEIGHTS:
+    if len(shape) < 2 or dtype not in WEIGHT_DTYPES:
         return None
     module, _, param = name.rpartition(".")
     found = (kind for pattern, dims, kind in KINDS if len(shape) == dims and re.fullmatch(pattern, name))

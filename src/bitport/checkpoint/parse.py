@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from bitport.arguments import path_of
-from bitport.checkpoint.dtypes import DTYPES, WEIGHTS, countable
+from bitport.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES, countable
 from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
 from bitport.checkpoint.safetensors_reader import unique
 from bitport.checkpoint.shards import inside
@@ -119,8 +119,10 @@ class _Parser:
             known = f"known are {', '.join(PARTS)}, the first two needed"
             self.fail(f"{where}: its parts are {reprlib.repr(list(parts))}; {known}")
         dtype, shape = self.dtype(fields["dtype"], where), self.shape(fields["shape"], where)
-        if scheme is not None and dtype not in WEIGHTS:
-            self.fail(f"{where}: a quantized tensor stands for one of {', '.join(map(str, WEIGHTS))}, not for {dtype}")
+        if scheme is not None and dtype not in WEIGHT_DTYPES:
+            self.fail(
+                f"{where}: a quantized tensor stands for one of {', '.join(map(str, WEIGHT_DTYPES))}, not for {dtype}"
+            )
         if scheme is None and (parts[""].dtype, parts[""].shape) != (dtype, shape):
             self.fail(f"{where}: its dtype and shape are not those of its part")
         buffer = fields.get("buffer", "")

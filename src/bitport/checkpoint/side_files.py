@@ -21,7 +21,7 @@ COMPONENT = "_class_name"
 POINTER = json.dumps({"metadata": {}, "weight_map": {NAME: NAME}}) + "\n"
 """The index that diffusers finds in a bitport directory."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
+WEIGHT_SUFFIXES = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
 """Suffixes of files that hold or list weights; all other files are copied."""
 
 
@@ -30,7 +30,7 @@ def others(path: Path) -> Iterator[Path]:
     for file in sorted(path.rglob("*")) if path.is_dir() else ():
         relative = file.relative_to(path)
         hidden = any(part.startswith(".") for part in relative.parts)
-        left = hidden or relative.parts[0] == FOLDER or file.name.endswith(WEIGHTS)
+        left = hidden or relative.parts[0] == FOLDER or file.name.endswith(WEIGHT_SUFFIXES)
         if file.is_file() and not left:
             yield relative
 

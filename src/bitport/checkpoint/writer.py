@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.arguments import bytes_of, path_of
-from bitport.checkpoint.dtypes import WEIGHTS, name_of
+from bitport.checkpoint.dtypes import WEIGHT_DTYPES, name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest, part_key
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.checkpoint.turns import OURS, clear, manifest_text, turn
@@ -192,10 +192,10 @@ def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     if isinstance(tensor, QTensor):
         if rows_and_columns(tuple(tensor.shape), tensor.batched, tensor.transposed) != tensor.matrix[1:3]:
             raise ArgumentError(f"{name} is an expanded view of a quantized tensor: save the tensor itself")
-        if tensor.dtype not in WEIGHTS:
+        if tensor.dtype not in WEIGHT_DTYPES:
             raise ArgumentError(
                 f"{name} is quantized and stands for {tensor.dtype}; in a checkpoint such a tensor stands for one of "
-                f"{', '.join(map(str, WEIGHTS))}: cast it"
+                f"{', '.join(map(str, WEIGHT_DTYPES))}: cast it"
             )
         plain = tensor.to_layout("plain")
         return {part: getattr(plain, part) for part in plain.__tensor_flatten__()[0]}

@@ -38,7 +38,7 @@ from bitport.export.rows import lie_by_row
 from bitport.export.weights import TAGS, Written, write_weights
 from bitport.report.versions import library_version
 
-WEIGHTS = "extra/bitport/weights.safetensors"
+WEIGHTS_ENTRY = "extra/bitport/weights.safetensors"
 EXAMPLE = "extra/bitport/examples/{}.safetensors"
 CONSTANTS = "extra/bitport/constants/{}.json"
 MOST_AFTER = 1 << 16
@@ -220,8 +220,8 @@ def _store(
         made.append(write_weights(file, constants.tensors))
 
     if beside is None:
-        start = archive.stream(WEIGHTS, write)
-        where = {"entry": WEIGHTS}
+        start = archive.stream(WEIGHTS_ENTRY, write)
+        where = {"entry": WEIGHTS_ENTRY}
     else:
         start = 0
         with open(beside, "xb") as file:

@@ -14,7 +14,7 @@ from torch import Tensor
 from bitport.backends.aten import aligned, finish, rounded
 from bitport.numerics.packing import to_signed
 
-ACTIVATIONS = ("int8", "int8-tensor")
+INT8_ACTIVATIONS = ("int8", "int8-tensor")
 LARGEST_K = (2**31 - 1) // (255 * 128)
 """Largest K for which a sum of products of unsigned by signed bytes cannot overflow int32."""
 
@@ -24,8 +24,8 @@ def refuses(layout: str, *args: Any) -> str | None:
     _, _, _, zero, scale2, dtype, n, k, block_n, block_k, its_layout, act, _, _ = args
     if dtype != "int8" or zero is not None or scale2 is not None:
         return "the weight must be int8 without zero point"
-    if act not in ACTIVATIONS:
-        return f"the input must be rounded as {' or '.join(ACTIVATIONS)}, not {act}"
+    if act not in INT8_ACTIVATIONS:
+        return f"the input must be rounded as {' or '.join(INT8_ACTIVATIONS)}, not {act}"
     if block_k < k or 1 < block_n < n:
         return f"scales must be one per row or one for all, not per {block_n}x{block_k} block"
     if its_layout != layout:
