@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms import GPTQ, SignRound
+from bitport.algorithms.block_params import Params
 from bitport.algorithms.gptq import hessian_of
 from bitport.algorithms.gptq_core import inverse_factor, objective, solve
-from bitport.algorithms.parts import Params
 from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
 from bitport.numerics import choose_qparams, quantize, quantize_codes

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms import HQQ, pieces
+from bitport.algorithms.block_params import Params
 from bitport.algorithms.hqq_core import SMALLEST, Sums, fit, toward
-from bitport.algorithms.parts import Params
 from bitport.numerics import quantize, to_blocks
 from bitport.schemes import preset
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms import GPTQ, RTN, Algorithm, Clip, SignRound
-from bitport.algorithms.parts import Params
+from bitport.algorithms.block_params import Params
 from bitport.algorithms.signround_core import Ends, solve, summed_by_scale
 from bitport.algorithms.spacing import snapped, within
 from bitport.algorithms.sweeps_core import sweep

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitport.checkpoint.concurrent_writers import ABANDONED
 from bitport.checkpoint.manifest import NAME, checksum
-from bitport.checkpoint.turns import ABANDONED
 from bitport.tensor import QTensor
 
 

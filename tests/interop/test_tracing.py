@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.interop.component import Component
+from bitport.interop.diffusers_model import Component
 from bitport.interop.tracing import traced
 
 from .diffusion_files import diffusers, single_file

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bitport.algorithms.block_params import Params, rounded
 from bitport.algorithms.gptq_core import objective
-from bitport.algorithms.parts import Params, rounded
 from bitport.algorithms.scales_core import Found, few_rows, power, to_channels
 from bitport.numerics import Format, choose_qparams, expand, to_blocks
 

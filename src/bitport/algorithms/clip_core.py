@@ -16,7 +16,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params, choose
+from bitport.algorithms.block_params import Params, choose
 from bitport.algorithms.pieces import by_matrix, joined, nearest, part_of, pieces
 from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
 

@@ -8,7 +8,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params
+from bitport.algorithms.block_params import Params
 from bitport.numerics import Format, block_scale, dequantize_codes, expand, quantize_codes
 
 

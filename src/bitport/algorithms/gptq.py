@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from bitport.algorithms.block_params import Params, batch_of, choose, stored
 from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq_core import nearer, solve
-from bitport.algorithms.parts import Params, batch_of, choose, stored
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, choose_qparams, quantize

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bitport.algorithms.block_params import Params
 from bitport.algorithms.columns import Columns
-from bitport.algorithms.parts import Params
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, dequantize_codes, quantize_codes
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params, choose, scale_as_stored
+from bitport.algorithms.block_params import Params, choose, scale_as_stored
 from bitport.algorithms.pieces import by_matrix, joined, nearest, part_of, pieces
 from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
 

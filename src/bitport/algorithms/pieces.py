@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params
+from bitport.algorithms.block_params import Params
 from bitport.numerics import Format, decode, decode_codebook, encode, encode_codebook, spread
 
 PIECE = 2**17

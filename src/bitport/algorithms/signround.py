@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from bitport.algorithms.algorithm import Algorithm
+from bitport.algorithms.block_params import Params, batch_of, stored
 from bitport.algorithms.gptq import GPTQ, KINDS, hessian_of
-from bitport.algorithms.parts import Params, batch_of, stored
 from bitport.algorithms.signround_core import solve
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs

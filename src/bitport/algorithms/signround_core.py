@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params, choose, rounded, scale_as_stored
+from bitport.algorithms.block_params import Params, choose, rounded, scale_as_stored
 from bitport.algorithms.spacing import snapped, within
 from bitport.algorithms.sweeps_core import sweep
 from bitport.numerics import (

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params, rounded
+from bitport.algorithms.block_params import Params, rounded
 from bitport.algorithms.scales_core import Found, best, few_rows, power
 from bitport.numerics import Format, choose_qparams, fake_quantize
 

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params
+from bitport.algorithms.block_params import Params
 from bitport.numerics import Format, NumberType, block_scale, decode, decode_codebook, spread
 
 INSIDE = 0.49

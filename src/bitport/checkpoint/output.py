@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from bitport.checkpoint.concurrent_writers import clear, locked, manifest_text
 from bitport.checkpoint.dtypes import to_bytes
 from bitport.checkpoint.manifest import FOLDER, NAME, Manifest
 from bitport.checkpoint.parse import parse_manifest, read_manifest
 from bitport.checkpoint.source import Source
-from bitport.checkpoint.turns import clear, manifest_text, turn
 from bitport.checkpoint.writer import Writer, sync_directory, write_new
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.report import LayerReport
@@ -120,7 +120,7 @@ class Output:
 
     def _move(self) -> None:
         files = [path for path in sorted(self.staged.rglob("*")) if path.is_file()]
-        with _resumable(self.directory), turn(self.directory):
+        with _resumable(self.directory), locked(self.directory):
             replaced = manifest_text(self.directory)
             for path in sorted(files, key=lambda path: path == self.staged / NAME):
                 target = self.directory / path.relative_to(self.staged)

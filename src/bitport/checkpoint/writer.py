@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.arguments import bytes_of, path_of
+from bitport.checkpoint.concurrent_writers import OURS, clear, locked, manifest_text
 from bitport.checkpoint.dtypes import WEIGHT_DTYPES, name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest, part_key
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
-from bitport.checkpoint.turns import OURS, clear, manifest_text, turn
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.report.versions import library_version
 from bitport.tensor import QTensor
@@ -122,7 +122,7 @@ class Writer:
             self.carry(Path(INDEX), self.manifest.to_index())
             staged = self._staged("manifest")
             write_new(staged, self.manifest.to_json().encode())
-            with turn(self.directory):
+            with locked(self.directory):
                 for name, size in self.shards.items():
                     if os.path.getsize(self.directory / name) != size:
                         raise OSError(f"{name} was changed by another process in the meantime")

@@ -37,7 +37,7 @@ from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, CheckpointError, shortened
 from bitport.integrations.components import is_component, spared
 from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, named_model, whole_model
-from bitport.integrations.names import arrangement
+from bitport.integrations.transformers_names import arrangement
 from bitport.nn.targets import find_targets
 from bitport.report import LayerReport, Report
 from bitport.report.page import page

@@ -24,7 +24,7 @@ from bitport.cli.dry_run import predicted
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations.generation import check_ids, own_text
 from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, positions_of, token_ids
-from bitport.integrations.names import arrangement
+from bitport.integrations.transformers_names import arrangement
 from bitport.ops.device import computing_device
 from bitport.report import Report
 from bitport.report.memory import Memory, available, free_on

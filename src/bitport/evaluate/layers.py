@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bitport.calibrate.inputs import Watch
 from bitport.checkpoint.source import Source
 from bitport.errors import CheckpointError
-from bitport.integrations.names import arrangement
+from bitport.integrations.transformers_names import arrangement
 from bitport.nn.quantize import error_of
 from bitport.nn.targets import find_targets
 from bitport.numerics import decibels

@@ -15,7 +15,7 @@ from torch import nn
 
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID
 from bitport.checkpoint.side_files import POINTER
-from bitport.interop.component import class_of
+from bitport.interop.diffusers_model import class_of
 from bitport.schemes import Recipe, Rule, Target
 
 

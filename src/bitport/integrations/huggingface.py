@@ -29,7 +29,7 @@ from bitport.checkpoint.source import FETCH, Source
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError, shortened
 from bitport.integrations.components import component, is_component, write_config
-from bitport.integrations.names import arrangement
+from bitport.integrations.transformers_names import arrangement
 from bitport.interop import READERS
 from bitport.interop.sources import method_of
 from bitport.ops.device import check_present

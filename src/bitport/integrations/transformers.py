@@ -36,8 +36,8 @@ from bitport.checkpoint.manifest import INDEX, SAID, Manifest
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError
-from bitport.integrations.names import arrangement
 from bitport.integrations.pretrained import RUN, Loading, Original, Saving, Stored, save_pretrained, twin_of
+from bitport.integrations.transformers_names import arrangement
 from bitport.nn.targets import find_targets
 from bitport.schemes import KINDS, Recipe, RecipeLike, Rule, Target
 from bitport.train.scales import learns_scales

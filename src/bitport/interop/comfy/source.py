@@ -16,7 +16,7 @@ from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
 from bitport.interop.comfy.stored import INPUTS, ComfyWeight, is_role, stored_in
-from bitport.interop.component import Component, unused_notes
+from bitport.interop.diffusers_model import Component, unused_notes
 from bitport.interop.tracing import Run, TracedTensor, in_rows
 from bitport.numerics import FLOATS, Quantized
 from bitport.schemes.presets import TENSOR

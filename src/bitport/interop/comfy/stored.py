@@ -33,7 +33,7 @@ from torch import Tensor
 from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import CheckpointError
 from bitport.interop.checks import expect
-from bitport.interop.component import PREFIX
+from bitport.interop.diffusers_model import PREFIX
 from bitport.interop.swizzle import unswizzled
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.packing import from_signed

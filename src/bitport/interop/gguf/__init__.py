@@ -3,8 +3,8 @@ transformers (names, config, tokenizer, source) or of diffusers (diffusion), and
 (settings, vocabulary, writer)."""
 
 from bitport.interop.gguf.diffusion import Diffusion
-from bitport.interop.gguf.parts import SUFFIX, model_at
 from bitport.interop.gguf.source import Gguf
+from bitport.interop.gguf.split_files import SUFFIX, model_at
 from bitport.interop.gguf.writer import Writer
 
 __all__ = ["SUFFIX", "Diffusion", "Gguf", "Writer", "model_at"]

@@ -20,12 +20,12 @@ from torch import Tensor
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
-from bitport.interop.component import Component, unused_notes
+from bitport.interop.diffusers_model import Component, unused_notes
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.header import GgufTensor, Header
-from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.source import check_types, parts_of, type_notes
+from bitport.interop.gguf.split_files import read_model
 from bitport.interop.tracing import Run, TracedTensor, in_rows
 from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import from_parts

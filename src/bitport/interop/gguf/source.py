@@ -21,7 +21,7 @@ from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.config import Settings
 from bitport.interop.gguf.header import GgufTensor
 from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, in_order, pieces, together
-from bitport.interop.gguf.parts import read_model
+from bitport.interop.gguf.split_files import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.numerics import Quantized
 from bitport.numerics.codec import block_scale

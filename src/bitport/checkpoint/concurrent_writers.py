@@ -25,7 +25,7 @@ ABANDONED = 24 * 60 * 60
 
 
 @contextlib.contextmanager
-def turn(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Lock ``directory`` against other writers. On systems or file systems without such locks (Windows, some network
     file systems) nobody waits: the checkpoint is still intact, but the files beside it may belong to another."""
     if sys.platform == "win32":

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import bitport as bp
-from bitport.checkpoint import Writer, read_manifest, turns
+from bitport.checkpoint import Writer, concurrent_writers, read_manifest
 from bitport.checkpoint import output as steps
 from bitport.checkpoint import writer as module
 from bitport.checkpoint.manifest import INDEX
@@ -64,7 +64,7 @@ def test_without_locks(step: int, last: float, tmp_path: Path, monkeypatch: pyte
     def flock(handle: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(turns.fcntl, "flock", flock)
+    monkeypatch.setattr(concurrent_writers.fcntl, "flock", flock)
     save(1.0, tmp_path)
     at_step(monkeypatch, module, step, lambda: save(3.0, tmp_path))
     save(2.0, tmp_path)
@@ -99,7 +99,9 @@ def test_quantized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     writer = Writer(out, shard_size=1)
     writer.add("weight", torch.full((2, 2), 3.0))
     writer.add("bias", torch.full((2,), 3.0))
-    monkeypatch.setattr(steps, "clear", lambda *args: (turns.clear(*args), second.start(), second.join(0.3)))
+    monkeypatch.setattr(
+        steps, "clear", lambda *args: (concurrent_writers.clear(*args), second.start(), second.join(0.3))
+    )
     second = threading.Thread(target=writer.close)
     bp.checkpoint.quantize_files(tmp_path / "model.safetensors", out, {"*": "skip"}, overwrite=True, progress=False)
     second.join()
@@ -110,7 +112,7 @@ def test_quantized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 SAVING = """
 import sys, torch
 from pathlib import Path
-from tests.checkpoint.test_turns import save
+from tests.checkpoint.test_concurrent_writers import save
 torch.set_num_threads(1)
 print("ready", flush=True)
 sys.stdin.readline()

@@ -19,7 +19,7 @@ from bitport.checkpoint import quantize_files, read_manifest
 from bitport.cli.main import main
 from bitport.errors import CheckpointError
 from bitport.integrations.huggingface import load_model
-from bitport.integrations.names import _natural, arrangement
+from bitport.integrations.transformers_names import _natural, arrangement
 from bitport.interop import convert
 from bitport.numerics import sqnr
 from bitport.tensor import QTensor, quantize_tensor

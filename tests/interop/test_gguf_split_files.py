@@ -13,7 +13,7 @@ import torch
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import convert
 from bitport.interop.gguf import Gguf, model_at
-from bitport.interop.gguf.parts import read_model
+from bitport.interop.gguf.split_files import read_model
 from bitport.interop.sources import source_of
 from bitport.tensor import QTensor
 
