@@ -223,8 +223,8 @@ def test_without_products_of_int8(scheme: str, monkeypatch: pytest.MonkeyPatch) 
     (sample,) = products(scheme, BF16, "plain", n=33, k=264, m=17)
     x, *rest = here(sample.args)
     held = linear.prepared(x, rest[10], rest[11])
-    x_form, kind = linear.form_of(held), operand.kind_of(Weight(*rest[:10]))
-    types = [linear.dot_of(x_form, kind, "end", BF16, int8) for int8 in (True, False)]
+    x_traits, w_traits = linear.rounded_traits(held), operand.weight_traits(Weight(*rest[:10]))
+    types = [linear.dot_of(x_traits, w_traits, "end", BF16, int8) for int8 in (True, False)]
     assert types == [tl.int8, tl.bfloat16]
     assert misses(sample, kernels.run_dyn(linear.tiles)) <= 0
 

@@ -13,7 +13,7 @@ from bitport.backends.triton import gemv as few
 from bitport.backends.triton import product
 from bitport.backends.triton.configs import Blocks, Config
 from bitport.backends.triton.fusion import FUSED
-from bitport.backends.triton.operand import Kind, kind_of, operand, reach, span
+from bitport.backends.triton.operand import WeightTraits, operand, reach, span, weight_traits
 from bitport.backends.triton.rounding import Rounded, plain_rows, rounded
 from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import NUMBER_TYPES
@@ -29,7 +29,7 @@ X_BLOCK = 128
 """Columns per scale of x, where that is applied to partial sums."""
 
 
-class Form(NamedTuple):
+class RoundedTraits(NamedTuple):
     """The properties of a Rounded that a launch depends on."""
 
     dtype: torch.dtype
@@ -49,8 +49,8 @@ class Launch(NamedTuple):
 
 def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config) -> Tensor:
     """Multiply few rows, with float32 sums for any dtype of x."""
-    m, kind = x.rows.shape[0], kind_of(weight)
-    launch, held = _gemv(kind, m, config), operand(weight, kind, config.float8)
+    m, traits = x.rows.shape[0], weight_traits(weight)
+    launch, held = _gemv(traits, m, config), operand(weight, traits, config.float8)
     out, target = outputs(launch.splits, m, weight.n, dtype, x.rows.device)
     few.gemv[launch.grid](
         *(x.rows, x.scale, x.scale2, bias if launch.splits == 1 else None, target, m, x.rows.stride(0)),
@@ -62,7 +62,7 @@ def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, co
 
 
 @functools.lru_cache(4096)
-def _gemv(weight: Kind, m: int, config: Config) -> Launch:
+def _gemv(weight: WeightTraits, m: int, config: Config) -> Launch:
     blocks = config.gemv
     bk = min(blocks["BK"], max(64, next_power(weight.k)))
     tiles_n = cdiv(weight.n, blocks["BN"])
@@ -83,9 +83,9 @@ def tiles(
     x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config, ends: Tensor | None = None
 ) -> Tensor:
     """Multiply any number of rows; with ``ends`` rows grouped by expert, and zeros for rows without one."""
-    m, kind, experts = x.rows.shape[0], kind_of(weight), None if ends is None else ends.shape[0]
-    launch = _tiles(kind, form_of(x), m, experts, dtype, config)
-    held = operand(weight, kind, config.float8)
+    m, traits, experts = x.rows.shape[0], weight_traits(weight), None if ends is None else ends.shape[0]
+    launch = _tiles(traits, rounded_traits(x), m, experts, dtype, config)
+    held = operand(weight, traits, config.float8)
     out, target = outputs(launch.splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
     product.tiles[launch.grid](
         *(x.rows, x.scale, x.scale2, bias if launch.splits == 1 else None, ends, target, m, x.rows.stride(0)),
@@ -98,7 +98,9 @@ def tiles(
 
 
 @functools.lru_cache(4096)
-def _tiles(weight: Kind, x: Form, m: int, experts: int | None, dtype: torch.dtype, config: Config) -> Launch:
+def _tiles(
+    weight: WeightTraits, x: RoundedTraits, m: int, experts: int | None, dtype: torch.dtype, config: Config
+) -> Launch:
     blocks = config.tiles(cdiv(m, experts or 1))
     bk = _step(x, weight, blocks, config.halves)
     place = {"row": "end", "tile": "tile"}.get(span(weight, bk), "fold")
@@ -121,11 +123,11 @@ def _tiles(weight: Kind, x: Form, m: int, experts: int | None, dtype: torch.dtyp
     return Launch(grid, grid[1], per_split, constants)
 
 
-def form_of(x: Rounded) -> Form:
-    return Form(x.rows.dtype, x.scale is not None, x.scale2 is not None, x.place)
+def rounded_traits(x: Rounded) -> RoundedTraits:
+    return RoundedTraits(x.rows.dtype, x.scale is not None, x.scale2 is not None, x.place)
 
 
-def _step(x: Form, weight: Kind, blocks: Blocks, halves: bool) -> int:
+def _step(x: RoundedTraits, weight: WeightTraits, blocks: Blocks, halves: bool) -> int:
     """Return the columns per step: the table's BK, which assumes two bytes per column, or fewer so that a scale block
     is a whole number of steps; X_BLOCK if x has a scale per X_BLOCK columns. Codebook entries that are looked up as
     16-bit numbers are already rounded, so their scale must be applied to the sum."""
@@ -147,7 +149,7 @@ def _stages(blocks: Blocks, bk: int) -> int:
     return min(blocks["num_stages"], 1 + max(1, ahead))
 
 
-def dot_of(x: Form, weight: Kind, place: str, dtype: torch.dtype, int8: bool) -> tl.dtype:
+def dot_of(x: RoundedTraits, weight: WeightTraits, place: str, dtype: torch.dtype, int8: bool) -> tl.dtype:
     """Return the operand type of the product: x's own if x was not rounded. A rounded x, and codes, are small numbers
     that int8 and bfloat16 hold exactly. If anything else is folded into an operand, a scale or a non-integer zero
     point, the type is float32, unless the result is bfloat16, where one more rounding is acceptable."""
@@ -164,7 +166,7 @@ def dot_of(x: Form, weight: Kind, place: str, dtype: torch.dtype, int8: bool) ->
     return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
 
 
-def _pairs(weight: Kind, place: str, bk: int, dot: tl.dtype, config: Config) -> bool:
+def _pairs(weight: WeightTraits, place: str, bk: int, dot: tl.dtype, config: Config) -> bool:
     """Whether several codes at a time can be decoded to type ``dot`` without additional rounding: a scale that is
     folded in must have that type or be exact in it."""
     number, scale = NUMBER_TYPES[weight.dtype], weight.scale
@@ -184,7 +186,7 @@ def _pairs(weight: Kind, place: str, bk: int, dot: tl.dtype, config: Config) -> 
     return place != "fold" or (span(weight, bk) == "unit" and held and number.kind != "codebook")
 
 
-def grid_of(m: int, weight: Kind, bk: int, blocks: Blocks, experts: int | None) -> tuple[tuple[int, int], int]:
+def grid_of(m: int, weight: WeightTraits, bk: int, blocks: Blocks, experts: int | None) -> tuple[tuple[int, int], int]:
     """Return ((tiles, splits of K), steps per split). The last tile of each expert may be partly empty; if rows belong
     to fewer experts, some tiles are empty. Products of experts are not split."""
     steps = cdiv(weight.k, bk)
@@ -193,7 +195,7 @@ def grid_of(m: int, weight: Kind, bk: int, blocks: Blocks, experts: int | None) 
     return (tiles, splits), per_split
 
 
-def splits_of(tiles: int, steps: int, m: int, weight: Kind, blocks: Blocks) -> tuple[int, int]:
+def splits_of(tiles: int, steps: int, m: int, weight: WeightTraits, blocks: Blocks) -> tuple[int, int]:
     """Return (splits of K, steps per split): enough programs for the device, but no empty split, and no more traffic
     for partial sums, written and read in float32, than bytes of the weight."""
     most = weight.k * NUMBER_TYPES[weight.dtype].bits // 8 // (8 * m)

@@ -19,7 +19,7 @@ transposed."""
 SCALES = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
 
 
-class Kind(NamedTuple):
+class WeightTraits(NamedTuple):
     """The properties of a weight that compilation and launch parameters depend on."""
 
     dtype: str
@@ -51,35 +51,37 @@ def refuses(weight: Weight) -> str | None:
     return None if weight.n and weight.k else f"an empty matrix, {weight.n}x{weight.k}, needs no kernel"
 
 
-def kind_of(weight: Weight) -> Kind:
+def weight_traits(weight: Weight) -> WeightTraits:
     data, scale, zero, _, dtype, n, k, block_n, block_k, layout = weight
     aligned = words(NUMBER_TYPES[dtype].bits, k, data)
-    return Kind(dtype, n, k, block_n, block_k, layout, scale.dtype, None if zero is None else zero.dtype, aligned)
+    return WeightTraits(
+        dtype, n, k, block_n, block_k, layout, scale.dtype, None if zero is None else zero.dtype, aligned
+    )
 
 
-def operand(weight: Weight, kind: Kind, float8: bool = False) -> Operand:
+def operand(weight: Weight, traits: WeightTraits, float8: bool = False) -> Operand:
     """Return ``weight`` as kernel arguments. ``float8``: the device converts float8_e4m3 natively."""
     parts = _bytes(weight.data), _bytes(weight.scale), whole(weight.zero), whole(weight.scale2)
-    return Operand(parts, *_described(kind, float8))
+    return Operand(parts, *_described(traits, float8))
 
 
 @functools.lru_cache(4096)
-def _described(kind: Kind, float8: bool) -> tuple[tuple[int, ...], dict[str, Any]]:
-    row_bytes = (kind.k * NUMBER_TYPES[kind.dtype].bits + 7) // 8
-    rows, columns = Matrix(kind.dtype, kind.n, kind.k, kind.block_n, kind.block_k).grid
-    transposed = kind.layout == "plain_int32"
-    scales = SCALES.get(kind.scale, "float")
+def _described(traits: WeightTraits, float8: bool) -> tuple[tuple[int, ...], dict[str, Any]]:
+    row_bytes = (traits.k * NUMBER_TYPES[traits.dtype].bits + 7) // 8
+    rows, columns = Matrix(traits.dtype, traits.n, traits.k, traits.block_n, traits.block_k).grid
+    transposed = traits.layout == "plain_int32"
+    scales = SCALES.get(traits.scale, "float")
     sizes = (
-        *(row_bytes, kind.block_n),
+        *(row_bytes, traits.block_n),
         *((1, rows) if transposed else (columns, 1)),
-        *(columns, kind.n * row_bytes, rows * columns),
+        *(columns, traits.n * row_bytes, rows * columns),
     )
     fixed = {
-        "NUMBER": kind.dtype,
-        "WORDS": kind.words,
-        "FLIP": 0x80 if kind.layout == "signed_int8" else 0,
+        "NUMBER": traits.dtype,
+        "WORDS": traits.words,
+        "FLIP": 0x80 if traits.layout == "signed_int8" else 0,
         "SCALE": "float8" if scales == "e4m3" and float8 else scales,
-        "ZERO": "none" if kind.zero is None else "float" if kind.zero.is_floating_point else "int",
+        "ZERO": "none" if traits.zero is None else "float" if traits.zero.is_floating_point else "int",
     }
     return sizes, fixed
 
@@ -102,14 +104,14 @@ def _bytes(part: Tensor) -> Tensor:
     return part if part.dtype in FLOATS else part.view(torch.uint8)
 
 
-def reach(weight: Weight | Kind, columns: int) -> dict[str, Any]:
+def reach(weight: Weight | WeightTraits, columns: int) -> dict[str, Any]:
     """Return constants for a kernel that steps by ``columns`` columns: what an entry of the scale covers. If that is
     the whole row, BLOCK_K does not depend on its length, so that no kernel is compiled for each."""
     where = span(weight, columns)
     return {"SPAN": where, "BLOCK_K": 1 if where == "row" else weight.block_k}
 
 
-def span(weight: Weight | Kind, columns: int) -> str:
+def span(weight: Weight | WeightTraits, columns: int) -> str:
     """Return what one entry of the scale is sure to cover, for a kernel that steps by ``columns``: see load_blocks."""
     if weight.block_k >= weight.k:
         return "row"

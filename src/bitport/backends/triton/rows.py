@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bitport.backends.triton.decode import UNIT, load_blocks, load_steps, scale_value
 from bitport.backends.triton.fusion import FUSED
-from bitport.backends.triton.operand import kind_of, operand, reach
+from bitport.backends.triton.operand import operand, reach, weight_traits
 from bitport.backends.triton.sizes import cdiv
 from bitport.ops import Weight
 
@@ -73,14 +73,14 @@ def _rows(
 
 
 def _run(ids: Tensor | None, out: Tensor, count: int, experts: int, weight: Weight) -> Tensor:
-    kind = kind_of(weight)
-    held = operand(weight, kind)
+    traits = weight_traits(weight)
+    held = operand(weight, traits)
     grid = (cdiv(count, ROWS), cdiv(weight.k, UNITS * 8), experts)
     if count:
         _rows[grid](
             *(ids, out, count, weight.n, weight.k, *held.pointers, *held.sizes),
             **held.fixed,
-            **reach(kind, UNITS * 8),
+            **reach(traits, UNITS * 8),
             EVEN=weight.k % (UNITS * 8) == 0,
             ROWS=ROWS,
             UNITS=UNITS,

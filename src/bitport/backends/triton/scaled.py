@@ -18,7 +18,7 @@ from bitport.backends.triton.configs import Config
 from bitport.backends.triton.fusion import FUSED
 from bitport.backends.triton.inputs import quantize_input
 from bitport.backends.triton.linear import combined, grid_of, outputs
-from bitport.backends.triton.operand import kind_of, whole
+from bitport.backends.triton.operand import weight_traits, whole
 from bitport.backends.triton.product import find_expert
 from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
@@ -148,7 +148,7 @@ def product(
     m, experts = held.data.shape[0], None if ends is None else ends.shape[0]
     blocks = config.scaled_tiles(cdiv(m, experts or 1))
     bk = blocks["BK"]
-    (count, splits), per_split = grid_of(m, kind_of(weight), bk, blocks, experts)
+    (count, splits), per_split = grid_of(m, weight_traits(weight), bk, blocks, experts)
     out, target = outputs(splits, m, weight.n, x.dtype, x.device, zeros=ends is not None)
     parts = (held.data, held.scale, weight.data.contiguous(), weight.scale.contiguous())
     codes, x_scale, data, scale = (part.view(torch.uint8) for part in parts)
