@@ -271,7 +271,7 @@ def test_both_names_of_a_tied_weight_say_what_was_done(tmp_path: Path) -> None:
     assert {layer.name: layer for layer in report.layers} == expected
     head = expected["lm_head.weight"]
     assert (head.tied, head.algorithm) == (True, "rtn")
-    assert head.reason == "rule 'lm_head'; hqq fits scales, but those of this format are powers of two"
+    assert head.why == "rule 'lm_head'; hqq fits scales, but those of this format are powers of two"
 
 
 def test_static_schemes_need_the_model(tmp_path: Path) -> None:
