@@ -163,7 +163,7 @@ def test_planted_outliers_hurt_less(name: str) -> None:
         assert plain.sqnr is not None
         assert rotated.sqnr is not None
         assert rotated.sqnr > plain.sqnr
-        assert "rotate: " in rotated.reason
+        assert "rotate: " in rotated.note
     assert errors["rotate"] > errors["rtn"] + 1
 
 
@@ -180,4 +180,4 @@ def test_steps_in_a_row() -> None:
     assert errors[3] > errors[1] + 3
     told = next(layer for layer in report.layers if layer.name == "model.layers.0.self_attn.o_proj.weight")
     assert told.algorithm == "smooth+rotate+gptq"
-    assert "rotate: heads of 16, residual stream; smooth: self_attn.v_proj.weight takes a scale" in told.reason
+    assert "rotate: heads of 16, residual stream; smooth: self_attn.v_proj.weight takes a scale" in told.note
