@@ -389,7 +389,7 @@ def test_permutation_that_is_none(saved: Path) -> None:
     bp.quantize_(model, "int8")
     q = model[0].weight
     model[0].weight = nn.Parameter(q.replace(perm=torch.full((64,), 10**9)), requires_grad=False)
-    bp.save(model, saved)
+    bp.save(model, saved, overwrite=True)
     with pytest.raises(CheckpointError, match=r"0\.weight is not a valid int8: perm must hold each of 0\.\.63 once"):
         bp.load(nn.Sequential(nn.Linear(64, 8, bias=False)), saved)
 
@@ -404,7 +404,7 @@ def test_numbers_are_checked_whatever_the_device(part: str, value: int, device: 
     parts = q.parts._replace(zero=torch.full_like(q.parts.zero, value)) if part == "zero" else None
     changes = {"perm": torch.full((64,), value)} if part == "perm" else {}
     model[0].weight = nn.Parameter(q.replace(parts, **changes), requires_grad=False)
-    bp.save(model, saved)
+    bp.save(model, saved, overwrite=True)
     with pytest.raises(CheckpointError, match=r"0\.weight is not a valid int4-g32: "):
         bp.load(nn.Sequential(nn.Linear(64, 8, bias=False)), saved, device=device)
 
