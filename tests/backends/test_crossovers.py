@@ -81,16 +81,27 @@ def test_the_dense_product_is_right(library: Library, scheme: str, dtype: torch.
         "a list": ("[]", "not of version 1"),
         "a later version": ('{"version": 2}', "not of version 1"),
         "another machine": ('{"version": 1, "machine": {"cpu": "Z80"}}', "was measured with {'cpu': 'Z80'}"),
-        "no rows": (None, "most_rows must name a whole number"),
+        "no rows": (-1, "most_rows must name a whole number"),
+        "more rows than an int64": (1 << 63, "most_rows must name a whole number"),
         "binary": (b"\xff\xfe\x00", "codec can't decode"),
     }.values(),
-    ids=["no JSON", "a long number", "deep", "a list", "a later version", "another machine", "no rows", "binary"],
+    ids=[
+        "no JSON",
+        "a long number",
+        "deep",
+        "a list",
+        "a later version",
+        "another machine",
+        "no rows",
+        "many",
+        "binary",
+    ],
 )
-def test_a_damaged_file_is_ignored_with_a_warning(library: Library, text: str | bytes | None, message: str) -> None:
+def test_a_damaged_file_is_ignored_with_a_warning(library: Library, text: str | bytes | int, message: str) -> None:
     file = crossovers.path(library)
     file.parent.mkdir()
-    if text is None:
-        text = json.dumps({"version": 1, "machine": crossovers.machine(library), "most_rows": {"int4/group": -1}})
+    if isinstance(text, int):
+        text = json.dumps({"version": 1, "machine": crossovers.machine(library), "most_rows": {"int4/group": text}})
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.warns(UserWarning, match="is ignored") as caught:
         crossovers.load(library)

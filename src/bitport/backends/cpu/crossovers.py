@@ -110,7 +110,7 @@ def _fault(content: Any, here: dict[str, Any]) -> str | None:
         return f"it was measured with {content.get('machine')}, this is {here}"
     rows = content.get("most_rows")
     if not isinstance(rows, dict) or not all(
-        most is None or (type(most) is int and most >= 0) for most in rows.values()
+        most is None or (type(most) is int and 0 <= most < 1 << 63) for most in rows.values()
     ):
         return "most_rows must name a whole number of rows, or null, for each kind of weight"
     return None
