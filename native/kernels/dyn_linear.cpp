@@ -42,7 +42,9 @@ int32_t linear_rounded(const Product& product, int32_t act, const float* act_sca
   float* memory = reinterpret_cast<float*>(factors_buffer.need(size_t(factors) * 4));
   if (!memory) return kNoMemory;
   const RoundedRows rows{product, act, engine.bf16, in_blocks, global_scale(product, act, act_scale), memory};
-  return linear_of_floats(product, engine, &rows);
+  const int32_t code = linear_of_floats(product, engine, &rows);
+  factors_buffer.trim();
+  return code;
 }
 
 }  // namespace

@@ -134,6 +134,7 @@ def explain(model: nn.Module, rows: int | Sequence[int] = (1, 64, 1024)) -> Expl
     will run and why each faster one is refused. For a sharded weight: for the shard of this process."""
     plugins.load()
     model, counts = uncompiled(model), counts_of(rows)
+    check_model(model)
     if any(is_sharded(param) for param in model.parameters()):
         refuse_fsdp(model, "explain", "it multiplies with gathered weights: call unshard() of its modules first")
     targets = {target.name: target for target in find_targets(model)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,8 @@ from bitport.arguments import bytes_of
 from bitport.cache import cache_format
 from bitport.errors import ArgumentError, SchemeError
 from bitport.schemes import preset
+
+T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,20 +71,28 @@ def add_shard_size(verb: argparse.ArgumentParser, more: str) -> None:
     )
 
 
+def option(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Make ``read`` a parser of an option: its ArgumentError or SchemeError is shown as argparse shows its own."""
+
+    @functools.wraps(read)
+    def parse(text: str) -> T:
+        try:
+            return read(text)
+        except (ArgumentError, SchemeError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse
+
+
+@option
 def cache_name(text: str) -> str:
-    try:
-        cache_format(text)
-    except SchemeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    cache_format(text)
     return text
 
 
+@option
 def scheme_name(text: str) -> str:
-    """Check the name of a scheme."""
-    try:
-        preset(text)
-    except SchemeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    preset(text)
     return text
 
 
@@ -130,11 +141,9 @@ def location(text: str) -> Path:
     return Path(text)
 
 
+@option
 def nbytes(text: str) -> int:
-    try:
-        return bytes_of(text, "it")
-    except ArgumentError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return bytes_of(text, "it")
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from bitport.cli.common import (
     add_verb,
     dtype_of,
     location,
+    option,
     read_text,
     scheme_name,
     show,
@@ -117,11 +118,9 @@ def rule(text: str) -> tuple[str, str]:
     return pattern, named if named == "skip" else scheme_name(named)
 
 
+@option
 def algorithm_name(text: str) -> str:
-    try:
-        algorithm(text)
-    except ArgumentError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    algorithm(text)
     return text
 
 

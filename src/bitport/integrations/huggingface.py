@@ -32,6 +32,7 @@ from bitport.integrations.components import component, is_component, write_confi
 from bitport.integrations.transformers_names import arrangement
 from bitport.interop import READERS
 from bitport.interop.sources import method_of
+from bitport.nn.targets import uncompiled
 from bitport.ops.device import check_present
 from bitport.optional import UNREADABLE, optional
 from bitport.tensor import QTensor
@@ -223,7 +224,7 @@ def save_model(
     """Save the quantized ``model``, its configuration, and the tokenizer to a directory for :func:`load_model`, or for
     transformers and diffusers with :mod:`bitport.integrations.transformers` and :mod:`bitport.integrations.diffusers`.
     ``overwrite``, ``shard_size``: as for :func:`bitport.save`."""
-    root, model = path_of(directory, "directory"), getattr(model, "_orig_mod", model)  # the model inside torch.compile
+    root, model = path_of(directory, "directory"), uncompiled(model)
     if not is_component(model) and not hasattr(model, "can_generate"):
         raise ArgumentError(
             f"save_model takes a model of transformers or diffusers, not a {type(model).__name__}; bitport.save(model, "

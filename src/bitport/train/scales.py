@@ -25,7 +25,7 @@ from torch.nn.utils.parametrize import ParametrizationList, register_parametriza
 
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
-from bitport.nn.targets import find_targets, uncompiled
+from bitport.nn.targets import check_model, find_targets, uncompiled
 from bitport.numerics import dequantize
 from bitport.numerics.blocks import to_blocks
 from bitport.ops.product import in_code_order
@@ -49,6 +49,7 @@ def learn_scales_(model: nn.Module) -> Plan:
     Parameters that are not quantized are unaffected, and trained if they require a gradient.
     """
     model = uncompiled(model)
+    check_model(model)
     refuse_fsdp(model, "learn_scales_")
     if learns_scales(model):
         raise ArgumentError("the scales of this model are learned already; convert_(model) ends that")
