@@ -210,6 +210,7 @@ def test_quantizing_twice_is_told_and_harmless() -> None:
         pytest.param(lambda: nn.Conv2d(3, 8, 3), (2, 3, 9, 9), id="conv2d"),
         pytest.param(lambda: nn.Conv1d(3, 8, 3), (2, 3, 9), id="conv1d"),
         pytest.param(lambda: nn.Conv2d(3, 8, 1), (2, 3, 9, 9), id="conv2d-1x1"),
+        pytest.param(lambda: nn.Conv3d(4, 6, (2, 3, 3), stride=2), (2, 4, 5, 9, 9), id="conv3d"),
         pytest.param(
             lambda: nn.Conv2d(4, 8, 3, groups=2, padding_mode="circular", padding=1), (2, 4, 9, 9), id="conv2d-groups"
         ),
@@ -294,14 +295,14 @@ def test_what_cannot_be_quantized_is_reported(module: nn.Module) -> None:
     report = bitport.quantize_(model, "int8")
     assert [layer.name for layer in report.quantized] == ["linear.weight"]
     assert report.skipped
-    reasons = ("unknown type", "float weights only", "only Conv1d and Conv2d")
+    reasons = ("unknown type", "float weights only", "rows of a transposed convolution")
     assert all(any(reason in layer.reason for reason in reasons) for layer in report.skipped)
 
 
-@pytest.mark.parametrize("module", [nn.LSTM(8, 8), nn.Conv3d(4, 4, 3), nn.ConvTranspose2d(4, 4, 3)])
+@pytest.mark.parametrize("module", [nn.LSTM(8, 8), nn.ConvTranspose2d(4, 4, 3), nn.ConvTranspose3d(4, 4, 3)])
 def test_a_rule_for_what_cannot_be_quantized_leaves_it_with_a_reason(module: nn.Module) -> None:
-    """An LSTM failed at the first forward; a Conv3d was quantized as matrices of 3x3, each row with a scale, and
-    explained as experts."""
+    """An LSTM failed at the first forward; a ConvTranspose2d was quantized as matrices of 3x3, each row with a scale,
+    and explained as experts."""
     model = nn.ModuleDict({"odd": module, "linear": nn.Linear(8, 8)})
     report = bitport.quantize_(model, [("odd", "int8", ("other",)), ("*", "int8")])
     assert [layer.name for layer in report.quantized] == ["linear.weight"]

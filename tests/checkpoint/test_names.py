@@ -44,7 +44,7 @@ NAMES = (
     ("model.layers.0.mlp.input_linear.weight", STACK, "experts"),
     ("encoder.conv1.weight", STACK, "conv"),
     ("vision.patch_embed.proj.weight", (8, 3, 4, 4), "conv"),
-    ("vision.patch_embed.proj.weight", (8, 3, 2, 4, 4), "other"),
+    ("vision.patch_embed.proj.weight", (8, 3, 2, 4, 4), "conv"),
     ("vision.pos_embed", (1, 64, 32), "other"),
     ("model.norm.weight", (64,), None),
     ("model.layers.0.self_attn.q_proj.bias", (64,), None),

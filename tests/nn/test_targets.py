@@ -51,7 +51,7 @@ def test_every_matrix_has_its_kind() -> None:
         "experts.gate_up": "experts",
         "conv1.weight": "conv",
         "conv2.weight": "conv",
-        "conv3.weight": "other",
+        "conv3.weight": "conv",
         "up.weight": "other",
         "bilinear.weight": "other",
         "head.weight": "linear",

@@ -22,6 +22,7 @@ KINDS: tuple[tuple[str, int, str], ...] = (
     (r"(?i).*(expert|moe).*|(.*\.)?(input|output)_linear\.weight", 3, "experts"),
     (r"(.*\.)?weight", 3, "conv"),
     (r"(.*\.)?weight", 4, "conv"),
+    (r"(.*\.)?weight", 5, "conv"),
 )
 """(regular expression for the whole name, number of dimensions, kind of target). The first match decides; a matrix
 without a match is "other", as are routers."""

@@ -20,6 +20,7 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.EmbeddingBag, "weight", "embedding"),
     (nn.Conv1d, "weight", "conv"),
     (nn.Conv2d, "weight", "conv"),
+    (nn.Conv3d, "weight", "conv"),
     (nn.MultiheadAttention, "in_proj_weight", "attention"),
     (nn.MultiheadAttention, "q_proj_weight", "attention"),
     (nn.MultiheadAttention, "k_proj_weight", "attention"),
@@ -70,8 +71,7 @@ concatenates, adds or scales them directly, which needs plain tensors, instead o
 REWRITTEN = "max_norm rewrites the rows that are looked up"
 UNFIT: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.LSTM, "PyTorch's LSTM computes with float weights only"),
-    (nn.Conv3d, "of convolutions only Conv1d and Conv2d can be quantized"),
-    (_ConvTransposeNd, "of convolutions only Conv1d and Conv2d can be quantized"),
+    (_ConvTransposeNd, "the rows of a transposed convolution are its inputs, those of a quantized weight are outputs"),
 )
 """(module type, why its weights cannot be quantized, even by a rule that names their kind)."""
 
