@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from bitport.numerics import NUMBER_TYPES
+from bitport.numerics.packing import to_storage
 from bitport.ops import Weight
 
 HERE = Path(__file__).parent
@@ -67,12 +69,17 @@ def emulated(kernel: str, source: str, compiler: str, folder: Path) -> Emulated:
     return Emulated(file.with_suffix(".so"))
 
 
-def every_code_and_zero(dtype: torch.dtype) -> tuple[list[Weight], torch.Tensor]:
-    """(int8 weights in both layouts, with a row per zero point and a column per code; their values)"""
-    codes, zeros = torch.arange(256, dtype=torch.uint8).repeat(256, 1), torch.arange(256, dtype=torch.uint8)[:, None]
-    layouts = {"plain": codes, "signed_int8": codes ^ 0x80}
-    ones = torch.ones(256, 1, dtype=dtype)
-    weights = [Weight(data, ones, zeros, None, "int8", 256, 256, 1, 256, layout) for layout, data in layouts.items()]
+def every_code_and_zero(number: str, dtype: torch.dtype) -> tuple[list[Weight], torch.Tensor]:
+    """(weights in each layout that the kernels read, with a row per zero point and every code in columns; their values)
+
+    A zero point may be one more than the largest code, if a byte holds that."""
+    its, k = NUMBER_TYPES[number], 256
+    codes = torch.arange(k, dtype=torch.uint8).bitwise_and(its.qmax)
+    zeros = torch.arange(min(its.qmax + 2, 256), dtype=torch.uint8)[:, None]
+    data, n = to_storage(codes.expand(len(zeros), k), its), len(zeros)
+    layouts = {"plain": data, **({"signed_int8": data ^ 0x80} if number == "int8" else {})}
+    ones = torch.ones(n, 1, dtype=dtype)
+    weights = [Weight(data, ones, zeros, None, number, n, k, 1, k, layout) for layout, data in layouts.items()]
     return weights, codes.double() - zeros.double()
 
 

@@ -222,14 +222,15 @@ PLACES = (*range(32), 263)
 def test_every_code_at_every_place(
     name: str, k: int, config: configs.Config, dtype: torch.dtype, paths: list[bool]
 ) -> None:
-    """Each row has one code at one position, and x is ones. Special values too, and zero points at both ends."""
+    """Each row has one code at one position, and x is ones. Special values too, and zero points at both ends:
+    the largest is one more than a code."""
     number = NUMBER_TYPES[name]
     codes = torch.zeros(len(PLACES), number.qmax + 1, k, dtype=torch.uint8)
     for at, place in enumerate(PLACES):
         codes[at, :, place] = torch.arange(number.qmax + 1)
     stored = to_storage(codes.flatten(0, 1), number)
     n = stored.shape[0]
-    for zero in (None,) if number.kind == "float" else (None, 0, number.qmax):
+    for zero in (None,) if number.kind == "float" else (None, 0, number.qmax + 1):
         shift = None if zero is None else torch.full((n, 1), zero, dtype=torch.uint8)
         weight = Weight(stored, torch.ones(n, 1), shift, None, name, n, k, 1, k, "plain")
         here = Weight(*(part.to(DEVICE) if isinstance(part, Tensor) else part for part in weight))

@@ -116,9 +116,10 @@ def test_numbers(
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_every_code_and_zero_of_8_bits(emulator: Callable[[Size, Form], Emulated], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("number", ["int4", "int8"])
+def test_every_code_and_zero(emulator: Callable[[Size, Form], Emulated], number: str, dtype: torch.dtype) -> None:
     """Their values are exact."""
-    weights, exact = every_code_and_zero(dtype)
+    weights, exact = every_code_and_zero(number, dtype)
     for weight in weights:
         for begin in range(0, 256, 64):
             x = torch.eye(256, dtype=dtype)[begin : begin + 64].view(8, 8, 256)

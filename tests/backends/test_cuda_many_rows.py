@@ -84,9 +84,10 @@ def test_numbers(size: Size, scheme: str, n: int, k: int, m: int, dtype: torch.d
 
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_every_code_and_zero_of_8_bits(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("number", ["int4", "int8"])
+def test_every_code_and_zero(number: str, dtype: torch.dtype) -> None:
     """Their values are exact."""
-    weights, exact = every_code_and_zero(dtype)
+    weights, exact = every_code_and_zero(number, dtype)
     for weight in weights:
         assert torch.equal(many_rows.product(torch.eye(256, dtype=dtype), weight, None, WIDE).double(), exact.T)
 

@@ -237,6 +237,15 @@ DEVICE u32 as_numbers(u32 codes) {
 #endif
 }
 
+// The same for zero points, which may be one more than the largest code
+DEVICE u32 as_zeros(u32 zeros) {
+#if BITS == 4
+  return with_magic<0x1F>(zeros);
+#else
+  return as_numbers(zeros);
+#endif
+}
+
 // Writes four consecutive results with their bias, if there is one, and none past column n; ``column`` is a multiple of 4
 // below n
 DEVICE void write_results(u16* y, const u16* bias, int row, int column, int n, const float (&value)[4]) {

@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
           read16(words[r][h], own_codes + (slot * PIECES + (s * TILES + r) * 2 + h) * (THREADS * 16));
           const int row = (across * TILES + r) * 16 + h * 8 + g;
           const u32 entry = entries[row * entry_pitch + (FOLD ? 4 * step + t : GROUP ? step : 0)];
-          zero_of[r][h] = as_numbers(pick(entry, 0, 0x4040));
+          zero_of[r][h] = as_zeros(pick(entry, 0, 0x4040));
           scale_of[r][h] = pick(entry, 0, 0x3232);
         }
 #pragma unroll

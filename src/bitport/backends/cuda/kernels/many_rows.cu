@@ -124,7 +124,7 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
 #pragma unroll
       for (int i = 0; i < ENTRIES; i++) {
         scales[r][i] = pick(next_scales[r][i], 0, 0x1010);
-        zeros[r][i] = as_numbers(next_zeros[r][i] * 0x10001);
+        zeros[r][i] = as_zeros(next_zeros[r][i] * 0x10001);
       }
     }
   };
