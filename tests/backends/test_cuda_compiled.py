@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +117,34 @@ def test_why_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Driver:
-    def __init__(self, status: int = 0) -> None:
-        self.status, self.launched = status, []  # type: tuple[int, list[dict[str, Any]]]
+    def __init__(self) -> None:
+        self.status = 0
+        self.launched: list[dict[str, Any]] = []
+        self.context = threading.local()
+        self.retained: list[int] = []
+
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = getattr(self.context, "current", None)
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        device._obj.value = 100 + index
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
+        self.retained.append(device.value)
+        context._obj.value = 1000 + device.value
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.context.current = context.value
+        return 0
+
+    def invalid_context(self) -> int:
+        return 0 if hasattr(self.context, "current") else 201
 
     def cuModuleLoadData(self, *arguments: Any) -> int:
-        return self.status
+        return self.status or self.invalid_context()
 
     def cuModuleGetFunction(self, *arguments: Any) -> int:
         return 0
@@ -138,17 +163,46 @@ class Driver:
         values = [ctypes.cast(each, ctypes.POINTER(ctypes.c_int)).contents.value for each in arguments]
         self.launched.append({"grid": tuple(given.grid), "block": tuple(given.block), "shared": given.shared})
         self.launched[-1] |= {"attributes": attributes, "values": values, "stream": given.stream}
-        return 0
+        return self.invalid_context()
 
 
 class Stream:
     cuda_stream = 7
 
 
-def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
-    monkeypatch.setattr(compiled, "_libraries", lambda: (driver, None))
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(compiled, "_libraries", lambda: (made, None))
+    monkeypatch.setattr(compiled, "_thread", compiled._Thread())
     monkeypatch.setattr(compiled.torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(compiled.torch.cuda, "current_device", lambda: 1)
+    return made
+
+
+def test_each_thread_has_a_context(driver: Driver) -> None:
+    """The runtime, which PyTorch uses, binds a thread at its first work there: here none came before. A context that
+    is there is kept."""
+    function = compiled.Function(b"code", "nothing", 4096)
+
+    def launch() -> None:
+        for _ in range(2):
+            function(grid=(1, 1, 1), threads=32, shared=0)
+
+    def bound() -> None:
+        driver.context.current = 5
+        launch()
+        assert driver.context.current == 5
+
+    launch()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        one.submit(launch).result()
+        other.submit(bound).result()
+    assert len(driver.launched) == 6
+    assert driver.retained == [101, 101], "the current device's, once in each thread without one"
+
+
+def test_launches(driver: Driver) -> None:
     function = compiled.Function(b"code", "nothing", 4096)
     numbers = ctypes.c_int(5), ctypes.c_int(6)
     function(*numbers, grid=(1, 2, 3), threads=128, shared=512, cluster=4, dependent=True)
@@ -162,9 +216,8 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_what_the_driver_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(status=209)
-    monkeypatch.setattr(compiled, "_libraries", lambda: (driver, None))
+def test_what_the_driver_says_is_told(driver: Driver) -> None:
+    driver.status = 209
     with pytest.raises(RuntimeError, match=r"cuModuleLoadData failed: no kernel image is available \(209\)"):
         compiled.Function(b"code", "nothing", 4096)
 

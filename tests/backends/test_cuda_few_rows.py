@@ -8,6 +8,7 @@ import itertools
 import re
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -435,6 +436,17 @@ def test_in_a_graph(cuda: torch.device) -> None:
         x.copy_(torch.randn(4, 1280, device=cuda))
         graph.replay()
         assert all(map(torch.equal, made, run(x)))
+
+
+@pytest.mark.gpu
+def test_first_work_of_a_thread(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of the runtime has bound it to the device; those that ask for the stream's capture might."""
+    monkeypatch.setattr(few_rows, "_clusters", lambda device: False)
+    (sample,) = products("int4", BF16, "plain", 4096, 4096, m=2)
+    sample = there(sample, cuda)
+    expected = few_rows.run(*sample.args)
+    with ThreadPoolExecutor(1) as thread:
+        assert torch.equal(thread.submit(few_rows.run, *sample.args).result(), expected)
 
 
 @pytest.mark.gpu

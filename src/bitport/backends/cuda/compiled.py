@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,6 +46,7 @@ class Function:
     def __init__(self, code: bytes, name: str, shared: int) -> None:
         """``shared``: the most bytes of dynamic shared memory that a block gets in any call."""
         module, self._function, self._code = ctypes.c_void_p(), ctypes.c_void_p(), code
+        _bind()
         _driver("cuModuleLoadData", ctypes.byref(module), code)
         _driver("cuModuleGetFunction", ctypes.byref(self._function), module, name.encode())
         _driver("cuFuncSetAttribute", self._function, SHARED_BYTES, shared)
@@ -55,6 +57,7 @@ class Function:
         """Launch on the current stream. ``arguments``: ctypes values of the kernel's parameter types. ``cluster``:
         blocks along x in a cluster, where the kernel does not declare it. ``dependent``: programmatic dependent launch,
         where the kernel begins before the previous one in the stream has ended and waits for it itself."""
+        _bind()
         given = [_Attribute(CLUSTER, 0, (cluster, 1, 1))] if cluster else []
         given += [_Attribute(DEPENDENT, 0, (1,))] if dependent else []
         attributes = (_Attribute * len(given))(*given)
@@ -62,6 +65,27 @@ class Function:
         launch = _Launch(grid, (threads, 1, 1), shared, stream, attributes, len(given))
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         _driver("cuLaunchKernelEx", ctypes.byref(launch), self._function, addresses, None)
+
+
+class _Thread(threading.local):
+    bound = False
+
+
+_thread = _Thread()
+
+
+def _bind() -> None:
+    """Give this thread the context of the current device, unless it has one. CUDA's runtime, by which PyTorch computes,
+    does that by itself at its first work in a thread; the driver refuses a launch that comes before."""
+    if _thread.bound:
+        return
+    context, device = ctypes.c_void_p(), ctypes.c_int()
+    _driver("cuCtxGetCurrent", ctypes.byref(context))
+    if not context:
+        _driver("cuDeviceGet", ctypes.byref(device), torch.cuda.current_device())
+        _driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        _driver("cuCtxSetCurrent", context)
+    _thread.bound = True
 
 
 def address(part: Tensor | None) -> ctypes.c_void_p:
