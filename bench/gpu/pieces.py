@@ -34,28 +34,29 @@ KERNELS = tuple(
     f"tests/backends/on_{name}.py"
     for name in ("triton", "triton_attention", "triton_inputs", "triton_pairs", "triton_scaled", "triton_tables")
 )
-DEVICE_TESTS = "tests/backends/test_gpu.py"
+DEVICE_TESTS = ("tests/backends/test_gpu.py", "tests/backends/test_cuda_few_rows.py")
+WORKERS = ("-n", "WORKERS", "--maxschedchunk=1")
+"""Tests are handed out one by one: those that compile the most kernels stand side by side, and in the usual chunks of
+five a single worker would get them."""
 SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row", "int4-int8")
 PIECES: dict[str, tuple[str, ...]] = {
-    "kernels": (*TESTS, "-n", "WORKERS", *KERNELS),
-    "tests": (*TESTS, "-n", "WORKERS", "-m", "gpu", "-k", "not watched", DEVICE_TESTS),
+    "kernels": (*TESTS, *WORKERS, *KERNELS),
+    "tests": (*TESTS, *WORKERS, "-m", "gpu", "-k", "not watched", *DEVICE_TESTS),
     "support": ("-m", "bitport.conformance", "--device", "DEVICE", "--json", "FOLDER/support.json"),
     "tune": ("-m", "bench.gpu.tune", "--json"),
     "quick": ("-m", "bench.gpu.products", "--json", "--go-on", "--quick"),
     "methods": ("-m", "bench.gpu.methods", "--json"),
     "products": ("-m", "bench.gpu.products", "--json", "--go-on", "--repetitions", "7", "--schemes", *SCHEMES),
     "all-schemes": ("-m", "bench.gpu.products", "--json", "--go-on", "--repetitions", "7"),
-    "sanitizer": (*TESTS, "-m", "gpu", "-k", "watched", DEVICE_TESTS),
+    "sanitizer": (*TESTS, "-m", "gpu", "-k", "watched", DEVICE_TESTS[0]),
 }
 """Arguments of python, in order of decreasing value; WORKERS, DEVICE and FOLDER are substituted."""
 
 
 def command(name: str, folder: Path, device: str, more: tuple[str, ...] = ()) -> list[str]:
     put_in = {"WORKERS": str(min(12, os.cpu_count() or 1)), "DEVICE": device}
-    given = [put_in.get(each, each.replace("FOLDER", str(folder))) for each in PIECES[name]]
-    if "-n" in given and importlib.util.find_spec("xdist") is None:
-        at = given.index("-n")
-        del given[at : at + 2]
+    lacking = WORKERS if importlib.util.find_spec("xdist") is None else ()
+    given = [put_in.get(each, each.replace("FOLDER", str(folder))) for each in PIECES[name] if each not in lacking]
     return [sys.executable, *given, *more]
 
 

@@ -61,11 +61,13 @@ class _Outcome:
     forced: bool = False
 
 
-def run(device: torch.device | str | int, ops: Iterable[str] | None = None) -> list[Row]:
+def run(
+    device: torch.device | str | int, ops: Iterable[str] | None = None, dtypes: Iterable[torch.dtype] = FLOATS
+) -> list[Row]:
     """Run the samples of ``ops`` (names; default: all) on ``device``, with kernels of bitport and of installed
-    backends. Each sample runs with the kernel that is chosen for it and then, as long as results are right, with every
-    other one that accepts it. A device of another library gets samples made on the CPU and computes each in every way
-    it has."""
+    backends; ``dtypes``: the inputs', of float32, bfloat16 and float16. Each sample runs with the kernel that is chosen
+    for it and then, as long as results are right, with every other one that accepts it. A device of another library
+    gets samples made on the CPU and computes each in every way it has."""
     place = outside(device)
     device = torch.device(device)
     if place is None:
@@ -73,7 +75,10 @@ def run(device: torch.device | str | int, ops: Iterable[str] | None = None) -> l
     names = list(OPS if ops is None else ops)
     if unknown := set(names) - set(OPS):
         raise ArgumentError(f"unknown ops {sorted(unknown)}; known: {', '.join(OPS)}")
-    return [row for name in names for dtype in FLOATS for row in _rows(OPS[name], device, dtype, place)]
+    inputs = list(dtypes)
+    if others := [dtype for dtype in inputs if dtype not in FLOATS]:
+        raise ArgumentError(f"samples have inputs of {', '.join(map(str, FLOATS))}, not {', '.join(map(str, others))}")
+    return [row for name in names for dtype in inputs for row in _rows(OPS[name], device, dtype, place)]
 
 
 def never_chosen(device: torch.device | str | int, rows: list[Row]) -> list[str]:
