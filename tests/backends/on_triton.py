@@ -190,6 +190,22 @@ def test_gaps_between_entries_are_seen(scheme: str) -> None:
         assert torch.equal(run(*apart), run(*args))
 
 
+def test_a_batch_may_be_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA starts up to 2^31 - 1 programs along the first axis, and 65535 along the others."""
+    asked: list[tuple[int, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            asked.append(grid)
+            return lambda *args, **kwargs: None
+
+    monkeypatch.setattr(rows, "_rows", Kernel())
+    many = 70_000  # keys of 2048 sequences with 32 heads are as many
+    data, scale = torch.zeros(many, 9, 8, dtype=torch.uint8, device=DEVICE), torch.ones(many, 9, 1, device=DEVICE)
+    rows.dense(Weight(data, scale, None, None, "int8", 9, 8, 1, 8, "plain"), FP32)
+    assert asked == [(many * 2, 1)]
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_splits_of_k(name: str) -> None:
     """One program in all, or as many as there are steps, stay within the budget."""

@@ -48,8 +48,9 @@ def _rows(
 ) -> None:
     """Decode rows. An id outside the table gives NaN: that needs no synchronization with the host, and no other memory
     is read."""
-    expert = tl.program_id(2).to(tl.int64)
-    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    tiles = (count + ROWS - 1) // ROWS
+    expert = (tl.program_id(0) // tiles).to(tl.int64)
+    at = (tl.program_id(0) % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     piece = tl.program_id(1)
     unit = piece * UNITS + tl.arange(0, UNITS)
     inside = at < count
@@ -75,7 +76,7 @@ def _rows(
 def _run(ids: Tensor | None, out: Tensor, count: int, experts: int, weight: Weight) -> Tensor:
     traits = weight_traits(weight)
     held = operand(weight, traits)
-    grid = (cdiv(count, ROWS), cdiv(weight.k, UNITS * 8), experts)
+    grid = (cdiv(count, ROWS) * experts, cdiv(weight.k, UNITS * 8))  # CUDA allows 65535 programs along other axes
     if count:
         _rows[grid](
             *(ids, out, count, weight.n, weight.k, *held.pointers, *held.sizes),
