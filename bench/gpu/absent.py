@@ -19,6 +19,7 @@ TARGETS = {
     "sm70": GPUTarget("cuda", 70, 32),
     "sm75": GPUTarget("cuda", 75, 32),
     "sm80": GPUTarget("cuda", 80, 32),
+    "sm89": GPUTarget("cuda", 89, 32),
     "sm90": GPUTarget("cuda", 90, 32),
     "sm100": GPUTarget("cuda", 100, 32),
     "sm103": GPUTarget("cuda", 103, 32),
@@ -28,7 +29,7 @@ TARGETS = {
 }
 SHARED = {
     **{"sm70": 96 << 10, "sm75": 64 << 10, "sm80": 163 << 10, "sm90": 227 << 10, "sm100": 227 << 10},
-    **{"sm103": 227 << 10, "sm120": 99 << 10},
+    **{"sm89": 99 << 10, "sm103": 227 << 10, "sm120": 99 << 10},
     **{"gfx942": 64 << 10, "gfx950": 160 << 10},
 }
 """Maximum bytes of shared memory per program."""

@@ -309,6 +309,20 @@ def test_float8_is_multiplied_as_such(scheme: str, made: list[CompiledKernel], r
         assert bool(found) == configs.multiplies_float8(target)
 
 
+@pytest.mark.parametrize("target", ["sm89", "sm90", "sm120"])
+def test_steps_of_float8_are_added_in_float32(target: str) -> None:
+    """Matrix units keep some 13 bits of a sum. The compiler may not leave the sum over steps to them too."""
+    if "sm90" not in os.environ["TRITON_TARGETS"].split(","):
+        pytest.skip("once is enough")
+    for m in (16, 300):
+        (sample,) = products("fp8-row", BF16, "plain", n=256, k=1024, m=m)
+        with compiling(target) as made:
+            kernels.run_dyn(kernels.linear.tiles)(*sample.args)
+        (code,) = (each.asm["ttgir"] for each in made if each.name == "tiles")
+        assert re.search(r"dot .*f8E4M3FN", code)
+        assert "arith.addf" in code
+
+
 def test_codes_of_one_row_are_read_in_vectors(made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
     """16 bytes per thread where the sizes divide; x, which is smaller, is read 8 bytes at a time. Read from PTX."""
     widths = []

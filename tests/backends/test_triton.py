@@ -44,7 +44,9 @@ def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm70", "sm75", "sm80", "sm90", "sm100", "sm103", "sm120", "gfx942", "gfx950"])
+@pytest.mark.parametrize(
+    "target", ["sm70", "sm75", "sm80", "sm89", "sm90", "sm100", "sm103", "sm120", "gfx942", "gfx950"]
+)
 def test_every_variant_compiled(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
     compiled(elsewhere, tmp_path, target, TRITON_ALL="1")
 

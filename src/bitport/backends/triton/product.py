@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from bitport.backends.triton.decode import (
     bits_of,
@@ -55,6 +56,16 @@ def find_expert(
     mine = (tile >= first) & (tile < first + tiles)
     start = before + (tile - first) * BM
     return tl.sum(tl.where(mine, expert, 0), 0), tl.sum(tl.where(mine, start, 0), 0), tl.sum(tl.where(mine, end, 0), 0)
+
+
+@triton.constexpr_function
+def most_together(dot: tl.dtype, columns: int) -> int | None:
+    """Return how many of a step's ``columns`` matrix units may sum; None: as the compiler decides. It would have them
+    add the total as well: those of sm100 do that in float32, on sm90 it knows that they keep fewer bits of float8, and
+    elsewhere it must be told."""
+    if dot != tl.float8e4nv or (cuda_capability_geq(9) and not cuda_capability_geq(12)):
+        return None
+    return columns
 
 
 @triton.jit
@@ -216,7 +227,8 @@ def tiles(
             if INTEGER:
                 part = tl.dot(weight, rows).to(tl.float32)
             else:
-                part = tl.dot(weight, rows, input_precision="ieee")
+                most: tl.constexpr = most_together(DOT, BK)
+                part = tl.dot(weight, rows, input_precision="ieee", max_num_imprecise_acc=most)
             if PLACE == "tile":
                 part *= tl.reshape(factor, (BN, 1))
             if ROUNDED == "tile":
