@@ -36,7 +36,7 @@ from tests.backends.products import products, shortfall
 pytestmark = pytest.mark.gpu
 
 BF16 = torch.bfloat16
-DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
+DEVICE = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 FURTHER = {
     **{"int4pack_mm": 2, "int8pack_mm": 1, "scaled_mm_blocks": 1, "scaled_mm_mx": 1},
     **{"dense_mm": 1, "triton_dense": 1},
