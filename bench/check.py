@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bench import products, suites
-from bench.measure import append, busy, header
+from bench.measure import RESULTS, append, busy, header
 from bench.peers import BASE
 from bench.products import Candidate, Field, Point
-from bench.results import CHECK, lines_of, runs_of
+from bench.results import lines_of, runs_of
 from bench.suites import Shape
 from bench.workers import Flusher, ask
 from bitport.report.text import table
@@ -191,7 +191,7 @@ def main() -> None:
     options = made.parse_args()
     base = COMPILED if options.compiled else Candidate(*BASE)
     if options.recorded:
-        rows = recorded(lines_of(CHECK), options.isa, base.variant)
+        rows = recorded(lines_of(RESULTS / "check.jsonl"), options.isa, base.variant)
     else:
         chosen = products.chosen_of(options)
         chosen = chosen._replace(

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import markdown, reached
+from bench.measure import RESULTS
 from bench.reached import Found, Records
-from bench.results import RESULTS, lines_of, processors
+from bench.results import lines_of, processors
 from bitport.report.text import table
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import goals, growth, markdown
+from bench.measure import RESULTS
 from bench.peers import BASE
 from bench.plot import Line, chart
 from bench.reached import Records
-from bench.results import RESULTS, lines_of, newest, processors, runs_of, timed
+from bench.results import lines_of, newest, processors, runs_of, timed
 from bench.suites import SCHEMES, SUITES, Shape
 
 Row = dict[str, Any]

@@ -7,12 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.measure import RESULTS
-
 Row = dict[str, Any]
-PRODUCTS = RESULTS / "products.jsonl"
-GENERATE = RESULTS / "generate.jsonl"
-CHECK = RESULTS / "check.jsonl"
 
 
 def lines_of(path: Path) -> list[Row]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,13 +41,6 @@ class Prepared:
     """Convert the result of a call to a tensor [m, n]."""
     note: Callable[[Any], str] = nothing
     """A remark on the call with this input, such as the kernel that runs."""
-
-
-class Peer(Protocol):
-    PACKAGES: tuple[str, ...]
-    VARIANTS: dict[str, str]
-
-    def prepare(self, variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str: ...
 
 
 def int4_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import page, plot, products, results
+from bench.measure import RESULTS
 from bench.reached import Records
 from bench.suites import QUICK_SCHEMES, QUICK_SHAPES, SCHEMES, class_of, suite_of
 
@@ -147,7 +148,7 @@ def test_the_suite_knows_its_schemes() -> None:
 
 def test_recorded_runs_can_be_read() -> None:
     """Every row of the committed results belongs to a run with a header."""
-    lines = results.lines_of(results.PRODUCTS)
+    lines = results.lines_of(RESULTS / "products.jsonl")
     runs = results.runs_of(lines)
     assert [line for line in lines if line["run"] not in runs] == []
 

@@ -112,7 +112,7 @@ def test_what_was_converted(tmp_path: Path) -> None:
     assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
 
 
-def test_other_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_heads(tmp_path: Path) -> None:
     """AutoModel, whose names lack a prefix, and a classifier, whose head is in no file."""
     out = quantized(tmp_path)
     right = load_model(out)

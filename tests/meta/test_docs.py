@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import bitport
-from bench.results import RESULTS, lines_of, runs_of
+from bench.measure import RESULTS
+from bench.results import lines_of, runs_of
 from bitport import QTensor, Scheme, algorithms, interop
 from bitport.cli import main as cli
 from bitport.cli import quantize

@@ -42,11 +42,6 @@ sums of at most 131 * 300 terms lose no more than sqrt(2) * 2^-24 * log2 of that
 cancel."""
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def learned(module: nn.Module, name: str = "weight") -> tuple[QTensor, nn.Parameter]:
     """Start learning, and return a copy of the original weight with the parameter that is learned."""
     q = copy.deepcopy(getattr(module, name))

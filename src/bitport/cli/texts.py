@@ -48,7 +48,7 @@ def how_of(args: argparse.Namespace, new_tokens: int = 0) -> How:
         dtype_of(args),
         args.scratch,
         new_tokens,
-        kv_cache=args.kv_cache,
+        args.kv_cache,
     )
 
 

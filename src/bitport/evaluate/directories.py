@@ -56,7 +56,6 @@ class How:
     """Folder for the logits of the original (default: the system's temporary folder)."""
     new_tokens: int = 0
     """Number of tokens to generate to measure speed; 0: speed is not measured."""
-    progress: bool | None = None
     kv_cache: str | None = None
     """Format of keys and values (:mod:`bitport.cache.format`) in all models but the original; None: floats."""
 
@@ -131,7 +130,7 @@ def evaluate_directories(
                 _speed(model, tokens, how),
                 result.scored,
                 seconds,
-                layer_errors(model, directories[0], inputs, how.progress) if layers and at else None,
+                layer_errors(model, directories[0], inputs) if layers and at else None,
             )
             del model
 
@@ -169,7 +168,7 @@ def _read(
     total = count_windows(len(tokens), how.window, how.stride)
     reference = iter(original) if original is not None and not keep else None
     scored, apart = [], []
-    for predicted, wanted in with_progress(windows, total, "reading the text", how.progress):
+    for predicted, wanted in with_progress(windows, total, "reading the text"):
         scored.append(losses(predicted, wanted))
         if reference is not None:
             apart.append(token_divergence(next(reference), predicted))

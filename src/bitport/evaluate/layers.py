@@ -57,9 +57,7 @@ def sampled(model: nn.Module) -> Iterator[dict[str, SampledRows]]:
 
 
 @torch.no_grad()
-def layer_errors(
-    model: nn.Module, original: str | Path, inputs: dict[str, SampledRows], progress: bool | None = None
-) -> Report:
+def layer_errors(model: nn.Module, original: str | Path, inputs: dict[str, SampledRows]) -> Report:
     """Compare each quantized weight of ``model`` with the one of the same name in the files of ``original``.
 
     ``inputs``: those of the original model, from :func:`sampled`. Outputs are computed in float32 with the dequantized
@@ -69,7 +67,7 @@ def layer_errors(
     targets = {target.name: target for target in find_targets(model)}
     seen = {targets[name].storage: rows for name, rows in inputs.items() if name in targets and rows.kept}
     layers: dict[str, LayerReport] = {}  # by storage: a tied weight is one layer
-    for name, value in with_progress(files.read(files.stored), len(files.stored), "comparing weights", progress):
+    for name, value in with_progress(files.read(files.stored), len(files.stored), "comparing weights"):
         if name in targets and (storage := targets[name].storage) not in layers:
             layers[storage] = _layer(targets[name].weight(model), value, targets[name], seen.get(storage))
     for target in targets.values():

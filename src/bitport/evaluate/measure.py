@@ -30,10 +30,9 @@ def size_of(model: nn.Module) -> Size:
     return Size(sum(param.nbytes for param in params), sum(param.numel() for param in params))
 
 
-def kernels_of(model: nn.Module, rows: int = 1) -> tuple[str, ...]:
-    """Return the kernels that compute the quantized layers for ``rows`` rows; none for a float model."""
-    layers = explain(model, (rows,)).layers
-    return tuple(dict.fromkeys(layer.decisions[rows].kernel for layer in layers))
+def kernels_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the kernels that compute the quantized layers for one row; none for a float model."""
+    return tuple(dict.fromkeys(layer.decisions[1].kernel for layer in explain(model, (1,)).layers))
 
 
 @torch.no_grad()

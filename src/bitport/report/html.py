@@ -79,8 +79,8 @@ def rows(header: Sequence[str], body: Sequence[Sequence[object]], words: Sequenc
     return el("div", table, class_="scroll")
 
 
-def folded(summary: str, *content: object, open_: bool = False) -> Html:
-    return el("details", el("summary", summary), *content, open="" if open_ else None)
+def folded(summary: str, *content: object) -> Html:
+    return el("details", el("summary", summary), *content)
 
 
 def code(content: str, label: str = "") -> Html:
