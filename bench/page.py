@@ -76,21 +76,32 @@ def page(records: Records, folder: str = "performance", others: str = "", cpu: s
         shapes = dict.fromkeys(Shape(row["k"], row["n"]) for row in mine)
         for shape in shapes:
             here = [row for row in mine if Shape(row["k"], row["n"]) == shape]
-            sections = []
-            for title, classes in GROUPS.items():
-                group = [row for row in timed(here) if row["class"] in classes]
-                if not any(row["peer"] == "bitport" for row in group):
-                    continue
-                name = f"{folder}/{shape}-{'-'.join(classes).replace(' ', '')}.svg"
-                base = [row for row in timed(here) if row["class"] == "bf16"]
-                files[name] = chart(f"{suite} {shape}, {title}", "rows of x", "ms", chart_lines(base, group))
-                sections += [f"**{title}**\n", f"![time against rows]({name})\n", table(base, group), ""]
-            if sections:
-                text += [f"## {suite}: {shape} (in x out)\n", *sections]
+            names = {title: f"{folder}/{shape}-{'-'.join(GROUPS[title]).replace(' ', '')}.svg" for title in GROUPS}
+            text += section(f"## {suite}: {shape}", f"{suite} {shape}", here, GROUPS, names, files)
     growing, drawn = growth.section(records.lines("growth"), folder)
     files |= drawn
     text += [generation(records.lines("generate")), growing, _refusals(rows)]
     return {f"{folder}.md": "\n".join(text).rstrip() + "\n", **files}
+
+
+def section(
+    head: str,
+    title: str,
+    here: list[Row],
+    groups: dict[str, tuple[str, ...]],
+    names: dict[str, str],
+    files: dict[str, str],
+) -> list[str]:
+    """A chart and a table for each of ``groups`` that bitport was measured in, under ``head``. The chart, with a
+    ``title``, goes to ``files`` under the name that the group has in ``names``."""
+    text: list[str] = []
+    base = [row for row in timed(here) if row["class"] == "bf16"]
+    for group, classes in groups.items():
+        mine = [row for row in timed(here) if row["class"] in classes]
+        if any(row["peer"] == "bitport" for row in mine):
+            files[names[group]] = chart(f"{title}, {group}", "rows of x", "ms", chart_lines(base, mine))
+            text += [f"**{group}**\n", f"![time against rows]({names[group]})\n", table(base, mine), ""]
+    return [f"{head} (in x out)\n", *text] if text else []
 
 
 def generation(lines: list[Row]) -> str:
@@ -190,13 +201,16 @@ def _machines(rows: list[Row], runs: dict[str, Row]) -> str:
         if isinstance(found, dict):
             units = ", ".join(f"{name} {rate / 1e12:.2f}" for name, rate in found.items() if name != "read")
             found = f"memory is read at {found['read'] / 1e9:.1f} GB/s; 10^12 operations per second: {units}"
-        versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
-        missing = "".join(f"\n  - without {name}: {why.splitlines()[0]}" for name, why in head["missing"].items())
-        text.append(
-            f"- Run {run}, commit {head['commit']}: {machine['cpu']}, {machine['threads']} threads. {found}. "
-            f"{versions}.{missing}"
-        )
+        where = f"{machine['cpu']}, {machine['threads']} threads"
+        text.append(f"- Run {run}, commit {head['commit']}: {where}. {found}. {libraries(head)}")
     return "\n".join(text) + "\n"
+
+
+def libraries(head: Row) -> str:
+    """The versions of those that a run had, and why it was without others."""
+    versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
+    missing = "".join(f"\n  - without {name}: {why.splitlines()[0]}" for name, why in head["missing"].items())
+    return f"{versions}.{missing}"
 
 
 def _refusals(rows: list[Row]) -> str:
@@ -210,6 +224,13 @@ def _refusals(rows: list[Row]) -> str:
     return "\n".join(["## Not measured\n", *lines]) if lines else ""
 
 
+def write(files: dict[str, str], folder: Path) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=DOCS, help="folder (default: docs)")
@@ -217,10 +238,7 @@ def main() -> None:
     files = pages(RESULTS)
     if not files:
         parser.error(f"{RESULTS.name} has no products yet: run make bench-peers first")
-    for name, content in files.items():
-        path = options.output / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+    write(files, options.output)
     for drawn in options.output.glob("performance*/*.svg"):
         if str(drawn.relative_to(options.output)) not in files:
             drawn.unlink()

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
-import bitport
 from bench.gpu.accelerator import Accelerator, present, tables
 from bench.measure import append, header
 from bench.products import figures_of
-from bench.voxtral.program import VOXTRAL, Program, Sizes, methods, program
+from bench.voxtral.build import BASE, PARTS, SIZES, built, sizes_of
+from bench.voxtral.program import VOXTRAL, Sizes, methods
 from bitport.report.text import table
 
 SUITE = "gpu-methods"
-PARTS = ("audio_encoder", "token_embedding", "text_decoder")
 METHODS = {
     "audio_encoder": "audio_encoder",
     "token_embedding": "token_embedding",
@@ -30,29 +29,8 @@ METHODS = {
 }
 """Method -> the part whose weights it reads."""
 SCHEMES = ("int4", "int4-sym", "int8", "fp8-row")
-BASE = "bf16"
 
 Row = dict[str, Any]
-
-
-def quantized(made: Program, scheme: str) -> None:
-    """Quantize in place, by one scheme for all three parts, or three joined by "+"; "bf16" skips a part."""
-    given = scheme.split("+")
-    if len(given) not in (1, len(PARTS)):
-        raise SystemExit(f"{scheme!r}: give one scheme, or one for each of {', '.join(PARTS)} with '+' between them")
-    for part, name in zip(PARTS, given * len(PARTS) if len(given) == 1 else given, strict=False):
-        if name == BASE:
-            continue
-        if part == "token_embedding":
-            weight = bitport.quantize_tensor(made.token_embedding.weight, weight_only(name), kind="embedding")
-            made.token_embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
-        else:
-            bitport.quantize_(made.get_submodule(part), name, measure=False, progress=False)
-
-
-def weight_only(name: str) -> bitport.Scheme:
-    """The scheme without input rounding, for a lookup."""
-    return dataclasses.replace(bitport.preset(name), act="", static=False)
 
 
 def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetitions: int) -> Iterator[list[Row]]:
@@ -80,8 +58,7 @@ def prepared(gpu: Accelerator, sizes: Sizes, scheme: str) -> tuple[dict[str, Cal
     """(method -> a replay of it, part -> bytes). As in ordinary use, weights are created outside inference_mode:
     PyTorch does not track writes to tensors created in it, so kernels could not prefetch them."""
     with torch.no_grad():
-        made = program(sizes, gpu.device)
-        quantized(made, scheme)
+        made = built(sizes, scheme, "rtn", gpu.device)
     with torch.inference_mode():
         plays = {method: gpu.recorded(run)[0] for method, run in methods(made, gpu.device).items()}
     return plays, {part: bytes_of(made.get_submodule(part)) for part in PARTS}
@@ -114,16 +91,11 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def sizes_of(options: argparse.Namespace) -> Sizes:
-    given = {name: getattr(options, name) for name in ("frames", "audio_layers", "layers", "words")}
-    return dataclasses.replace(VOXTRAL, **{name: value for name, value in given.items() if value is not None})
-
-
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--schemes", nargs="+", default=list(SCHEMES), help=f"default: {' '.join(SCHEMES)}")
     made.add_argument("--repetitions", type=int, default=21)
-    for name in ("frames", "audio_layers", "layers", "words"):
+    for name in SIZES:
         made.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"default: {getattr(VOXTRAL, name)}")
     made.add_argument("--json", action="store_true", help=f"append the results to bench/results/{SUITE}.jsonl")
     return made

@@ -6,13 +6,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import goals
+from bench import goals, markdown
 from bench.gpu import methods, products
 from bench.measure import RESULTS
-from bench.page import DOCS, Row, chart_lines, table
-from bench.plot import chart
+from bench.page import DOCS, Row, libraries, section, write
 from bench.reached import Records
-from bench.results import lines_of, newest, runs_of, timed
+from bench.results import lines_of, newest, runs_of
 from bench.suites import SUITES, Shape
 
 GROUPS = {
@@ -60,7 +59,10 @@ def page(lines: list[Row], programs: list[Row], folder: str = "performance-gpu")
         for suite in (*SUITES, "other"):
             for shape in dict.fromkeys(Shape(row["k"], row["n"]) for row in rows if row["suite"] == suite):
                 here = [row for row in rows if Shape(row["k"], row["n"]) == shape]
-                text += section(files, f"{folder}/{slug(device)}", f"{suite}: {shape}", here)
+                title = f"{suite}: {shape}"
+                place = f"{folder}/{slug(device)}-{slug(title)}"
+                names = {group: f"{place}-{slug(classes[0])}.svg" for group, classes in GROUPS.items()}
+                text += section(f"### {title}", title, here, GROUPS, names, files)
     for device, mine in by_device(programs).items():
         head = list(runs_of(mine).values())[-1]
         rows = [line for line in mine if line["run"] == head["run"] and "machine" not in line]
@@ -77,39 +79,26 @@ def by_device(lines: list[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def section(files: dict[str, str], folder: str, title: str, here: list[Row]) -> list[str]:
-    text: list[str] = []
-    base = [row for row in timed(here) if row["class"] == "bf16"]
-    for group, classes in GROUPS.items():
-        mine = [row for row in timed(here) if row["class"] in classes]
-        if any(row["peer"] == "bitport" for row in mine):
-            name = f"{folder}-{slug(title)}-{slug(classes[0])}.svg"
-            files[name] = chart(f"{title}, {group}", "rows of x", "ms", chart_lines(base, mine))
-            text += [f"**{group}**\n", f"![time against rows]({name})\n", table(base, mine), ""]
-    return [f"### {title} (in x out)\n", *text] if text else []
-
-
 def about(head: Row) -> str:
     limits, gpu = head["limits"], head["gpu"]
     units = ", ".join(f"{name} {limits[name] / 1e12:.0f}" for name in ("bf16", "int8", "float8") if limits.get(name))
-    versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
-    missing = "".join(f"\n  - without {name}: {why.splitlines()[0]}" for name, why in head["missing"].items())
     device = f"{gpu['device']} ({gpu['capability']}, toolkit {gpu['toolkit']})"
     return (
         f"- Run {head['run']}, commit {head['commit']}: {device}. Memory is copied at {limits['copy'] / 1e9:.0f} GB/s; "
-        f"10^12 operations per second: {units}. {versions}.{missing}\n"
+        f"10^12 operations per second: {units}. {libraries(head)}\n"
     )
 
 
 def of_methods(head: Row, rows: list[Row]) -> str:
-    cells = [("method", "weights", "ms", "x bf16", "MB"), ("---", "---", "---:", "---:", "---:")]
-    for row in rows:
-        if "reason" not in row:
-            figures = f"{row['ms']:.3f}", f"{row['speedup']:.2f}", f"{row['nbytes'] / 1e6:.0f}"
-            cells.append((row["method"], row["candidate"], *figures))
+    cells = [
+        (row["method"], row["candidate"], f"{row['ms']:.3f}", f"{row['speedup']:.2f}", f"{row['nbytes'] / 1e6:.0f}")
+        for row in rows
+        if "reason" not in row
+    ]
+    shown = markdown.table(("method", "weights", "ms", "x bf16", "MB"), cells, words=(0, 1))
     lost = [f"- not measured: {row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
     where = f"Run {head['run']}, commit {head['commit']}.\n"
-    return "\n".join([OF_METHODS, where, *(f"| {' | '.join(line)} |" for line in cells), "", *lost, ""])
+    return "\n".join([OF_METHODS, where, shown, "", *lost, ""])
 
 
 def slug(text: str) -> str:
@@ -123,10 +112,7 @@ def main() -> None:
     lines, programs = (lines_of(RESULTS / f"{suite}.jsonl") for suite in (products.SUITE, methods.SUITE))
     if not lines and not programs:
         parser.error("no GPU was measured yet: run make gpu PIECES=quick on a machine that has one, and make gpu-bring")
-    for name, content in page(lines, programs).items():
-        path = options.output / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+    write(page(lines, programs), options.output)
 
 
 if __name__ == "__main__":

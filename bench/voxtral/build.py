@@ -30,6 +30,7 @@ PREPACKED = "bf16-prepacked"
 """bf16 as compiled by torch with freezing: weights in the order of oneDNN's kernels."""
 PROGRAM = "program.pt2"
 FREEZING = {"freezing": True, "aot_inductor.package": True, "cpp.dynamic_threads": True}
+CPU = torch.device("cpu")
 SIZES = ("frames", "audio_layers", "layers", "words")
 """Sizes that the command line may change."""
 
@@ -42,7 +43,7 @@ def schemes_of(name: str) -> dict[str, str]:
     return dict(zip(PARTS, given * len(PARTS) if len(given) == 1 else given, strict=False))
 
 
-def built(sizes: Sizes, name: str, algorithm: str = "hqq") -> Program:
+def built(sizes: Sizes, name: str, algorithm: str = "hqq", device: torch.device = CPU) -> Program:
     """Build the program, quantizing each layer as soon as it has its weights."""
     schemes = schemes_of(name)
 
@@ -57,7 +58,7 @@ def built(sizes: Sizes, name: str, algorithm: str = "hqq") -> Program:
             nn.ModuleDict({"it": module}), {"it": chosen}, algorithm=algorithm, measure=False, progress=False
         )
 
-    return program(sizes, torch.device("cpu"), treat)
+    return program(sizes, device, treat)
 
 
 def methods_of(made: Program) -> dict[str, Method]:
@@ -65,7 +66,7 @@ def methods_of(made: Program) -> dict[str, Method]:
     length = torch.export.Dim("length", min=2, max=made.sizes.length)
     cache = made.text_decoder.cache()
     chosen = {}
-    for method, given in inputs(made, torch.device("cpu")).items():
+    for method, given in inputs(made, CPU).items():
         args = (*given, cache) if method.startswith("text_") else given
         shapes = {
             "token_embedding": ({1: length},),

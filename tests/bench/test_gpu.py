@@ -20,6 +20,7 @@ from bench.gpu.child import GpuChild, copies_of
 from bench.gpu.limits import GpuLimits
 from bench.peers.base import Prepared
 from bench.suites import SUITES, Shape
+from bench.voxtral.build import sizes_of
 from bench.voxtral.program import Sizes, program
 from bench.workers import Worker
 from tests.bench import stand_in
@@ -315,9 +316,9 @@ def test_parts_have_their_own_schemes(rows: list[Row]) -> None:
 
 def test_a_part_too_many_is_refused() -> None:
     with pytest.raises(SystemExit, match="one for each of audio_encoder, token_embedding, text_decoder"):
-        methods.quantized(program(TINY, torch.device("cpu")), "int4+int8")
+        list(methods.measure(stand_in.gpu(), TINY, ("int4+int8",), 3))
 
 
 def test_sizes_from_the_command_line() -> None:
-    sizes = methods.sizes_of(methods.parser().parse_args(["--layers", "2", "--audio-layers", "3"]))
+    sizes = sizes_of(methods.parser().parse_args(["--layers", "2", "--audio-layers", "3"]))
     assert (sizes.layers, sizes.audio_layers, sizes.width) == (2, 3, 3072)
