@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint.source import FileTensor
-from bitport.interop.codec import Reader
+from bitport.interop.codec import Described, Reader
 from bitport.interop.sources import Readable, description
+from bitport.schemes import preset
 from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import QTensor
 
@@ -39,6 +41,19 @@ def assert_described(files: Readable) -> None:
     quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QTensor)}
     made = {name: description(name, q, blocks) for name, q in quantized.items()}
     assert {q.name: q for q in files.described()} == made
+
+
+def described(
+    scheme: str,
+    shape: tuple[int, ...] = (64, 128),
+    kind: str = "linear",
+    *,
+    transposed: bool = False,
+    more: Iterable[str] = (),
+    name: str = "m.weight",
+) -> Described:
+    """A weight with these properties; ``more``: parts that not every scheme has."""
+    return Described(name, preset(scheme), shape, kind, transposed, frozenset({"qdata", "scale", *more}))
 
 
 def words(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -12,13 +12,12 @@ from torch import Tensor
 import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import bitsandbytes
-from bitport.interop.codec import Described
 from bitport.interop.sources import description
 from bitport.numerics import NF4, Quantized, sqnr
 from bitport.ops.samples import product_budget
 from bitport.tensor import QTensor
 
-from .files import read
+from .files import described, read
 
 NAME = "m.weight"
 STATE = f"{NAME}.quant_state.bitsandbytes__nf4"
@@ -218,30 +217,24 @@ def test_a_scale_that_is_too_large_is_refused() -> None:
     "scheme", ["int4", "fp8-row", "int8-g32", "int8-asym", "int8-static", "nf4-b32x32", "nf4-tensor"]
 )
 def test_schemes_that_it_cannot_hold_are_refused(scheme: str) -> None:
-    parts = frozenset({"qdata", "scale"})
-    q = Described(NAME, bitport.preset(scheme), (64, 128), "linear", False, parts)
-    assert "bitsandbytes holds nf4 and bnb_fp4 in blocks of a row, int8" in str(bitsandbytes.Writer().refuses(q))
+    reason = bitsandbytes.Writer().refuses(described(scheme))
+    assert "bitsandbytes holds nf4 and bnb_fp4 in blocks of a row, int8" in str(reason)
 
 
 def test_other_refusals() -> None:
-    scheme, parts = bitport.preset("nf4"), frozenset({"qdata", "scale"})
     writer = bitsandbytes.Writer()
-    assert writer.refuses(Described(NAME, scheme, (64, 128), "linear", False, parts)) is None
-    assert writer.refuses(Described(NAME, bitport.preset("nf4-g32"), (64, 96), "linear", False, parts)) is None
+    assert writer.refuses(described("nf4")) is None
+    assert writer.refuses(described("nf4-g32", (64, 96))) is None
     for bad, reason in (
-        (Described(NAME, scheme, (64, 128), "embedding", False, parts), "embedding"),
-        (Described(NAME, scheme, (4, 64, 128), "experts", False, parts), "experts"),
-        (Described(NAME, scheme, (64, 128), "linear", True, parts), "linear"),
-        (Described(NAME, scheme, (64, 96), "linear", False, parts), "not 64 of 96"),
-        (Described(NAME, bitport.preset("nf4-g16"), (64, 96), "linear", False, parts), "not 16 of 96"),
-        (Described(NAME, bitport.preset("nf4-channel"), (64, 96), "linear", False, parts), "not 96 of 96"),
-        (Described(NAME, scheme, (64, 128), "linear", False, parts | {"pre_scale"}), "pre_scale"),
-        (Described(NAME, bitport.preset("int8"), (64, 128), "linear", False, parts), "nf4 or int8 with a threshold"),
+        (described("nf4", (64, 96)), "not 64 of 96"),
+        (described("nf4-g16", (64, 96)), "not 16 of 96"),
+        (described("nf4-channel", (64, 96)), "not 96 of 96"),
+        (described("int8"), "nf4 or int8 with a threshold"),
     ):
         assert reason in str(writer.refuses(bad))
     eight = bitsandbytes.Writer()
-    assert eight.refuses(Described(NAME, bitport.preset("int8"), (64, 100), "linear", False, parts)) is None
-    mixed = Described(NAME, bitport.preset("int8-dyn"), (64, 100), "linear", False, parts)
+    assert eight.refuses(described("int8", (64, 100))) is None
+    mixed = described("int8-dyn", (64, 100))
     assert "int8 with a threshold of 6 or int8 with a threshold of 0" in str(eight.refuses(mixed))
 
 

@@ -10,11 +10,10 @@ from torch import Tensor
 import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import gptq
-from bitport.interop.codec import Described
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
-from .files import read, words
+from .files import described, read, words
 
 SHAPES = ((32, 64), (64, 96), (96, 320))
 
@@ -201,18 +200,10 @@ def test_schemes_that_it_cannot_hold_are_refused(scheme: str) -> None:
 
 
 def test_other_refusals() -> None:
-    scheme, other = bitport.preset("int4"), bitport.preset("int4-g32")
-    good = Described("m.weight", scheme, (64, 128), "linear", False, frozenset({"qdata", "scale", "zero"}))
     writer = gptq.Writer()
-    assert writer.refuses(good) is None
-    for bad, reason in (
-        (Described("m.weight", scheme, (64, 128), "embedding", False, good.parts), "embedding"),
-        (Described("m.weight", scheme, (4, 64, 128), "experts", False, good.parts), "experts"),
-        (Described("m.weight", scheme, (64, 100), "linear", False, good.parts), "64x100"),
-        (Described("m.weight", scheme, (64, 128), "linear", False, good.parts | {"pre_scale"}), "pre_scale"),
-        (Described("m.weight", other, (64, 128), "linear", False, good.parts), "one scheme"),
-    ):
-        assert reason in str(writer.refuses(bad))
+    assert writer.refuses(described("int4")) is None
+    assert "64x100" in str(writer.refuses(described("int4", (64, 100))))
+    assert "one scheme" in str(writer.refuses(described("int4-g32")))
 
 
 @pytest.mark.parametrize(

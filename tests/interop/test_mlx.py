@@ -11,13 +11,12 @@ from torch import Tensor
 import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import mlx
-from bitport.interop.codec import Described
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK
 from bitport.interop.sources import description
 from bitport.numerics import Quantized
 from bitport.tensor import QTensor
 
-from .files import held, read, words
+from .files import described, held, read, words
 
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 
@@ -448,22 +447,21 @@ def test_modules_of_several_kinds() -> None:
 
 
 def test_what_it_cannot_hold_is_refused() -> None:
-    parts, writer = frozenset({"qdata", "scale"}), mlx.Writer()
-    for scheme, shape, kind, more, reason in (
-        ("int4", (64, 128), "experts", "", "of the kind 'experts'"),
-        ("int4-int8", (64, 128), "linear", "", "rounds them"),
-        ("nf4", (64, 128), "linear", "", "integers in groups of rows"),
-        ("fp8-wo", (64, 128), "linear", "", "integers in groups of rows"),
-        ("int4-g16", (64, 128), "linear", "", "multiples of 32 columns"),
-        ("int4-b32x32", (64, 128), "linear", "", "integers in groups of rows"),
-        ("int4-channel", (64, 100), "linear", "", "of 100 columns"),
-        ("int4", (64, 192), "linear", "", "192 columns do not divide into those of int4"),
-        ("mxfp4-wo", (64, 100), "linear", "", "100 columns do not divide into those of mxfp4-wo"),
-        ("int4", (64, 128), "linear", "perm", "no perm"),
-        ("int4", (64, 128), "linear", "pre_scale", "no pre_scale"),
+    writer = mlx.Writer()
+    for bad, reason in (
+        (described("int4", (64, 128), "experts"), "of the kind 'experts'"),
+        (described("int4-int8"), "rounds them"),
+        (described("nf4"), "integers in groups of rows"),
+        (described("fp8-wo"), "integers in groups of rows"),
+        (described("int4-g16"), "multiples of 32 columns"),
+        (described("int4-b32x32"), "integers in groups of rows"),
+        (described("int4-channel", (64, 100)), "of 100 columns"),
+        (described("int4", (64, 192)), "192 columns do not divide into those of int4"),
+        (described("mxfp4-wo", (64, 100)), "100 columns do not divide into those of mxfp4-wo"),
+        (described("int4", more=("perm",)), "no perm"),
+        (described("int4", more=("pre_scale",)), "no pre_scale"),
     ):
-        q = Described("m.weight", bitport.preset(scheme), shape, kind, False, parts | ({more} if more else set()))
-        assert reason in str(writer.refuses(q)), scheme
+        assert reason in str(writer.refuses(bad)), reason
     q = bitport.quantize_tensor(torch.randn(8, 64), "nvfp4-wo").to_layout("plain")
     assert q.scale2 is not None
     with pytest.raises(ArgumentError, match="nvfp4 of MLX has none"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,9 @@ from torch import Tensor
 import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import mxfp4
-from bitport.interop.codec import Described
 from bitport.interop.sources import description
 
-from .files import read
+from .files import described, read
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
@@ -66,20 +67,19 @@ def test_what_is_written_is_what_was_read(e: int, n: int, k: int) -> None:
 
 
 def test_what_it_cannot_hold_is_refused() -> None:
-    scheme, parts, shape = bitport.preset("mxfp4-wo"), frozenset({"qdata", "scale"}), (4, 64, 96)
-    writer = mxfp4.Writer()
-    assert writer.refuses(Described(NAME, scheme, shape, "experts", True, parts)) is None
-    for bad, reason in (
-        (Described(NAME, scheme, shape, "experts", False, parts), "as gpt-oss has them"),
-        (Described(NAME.replace("gate_up_proj", "w1"), scheme, shape, "experts", True, parts), "as gpt-oss has them"),
-        (Described("m.weight", scheme, (64, 96), "linear", False, parts), "of the kind 'linear'"),
-        (Described(NAME, bitport.preset("mxfp4"), shape, "experts", True, parts), "not mxfp4"),
-        (Described(NAME, bitport.preset("nvfp4-wo"), shape, "experts", True, parts), "not nvfp4-wo"),
-        (Described(NAME, bitport.preset("int4-g32"), shape, "experts", True, parts), "not int4-g32"),
-        (Described(NAME, scheme, (4, 48, 96), "experts", True, parts), "and 48 do not divide"),
-        (Described(NAME, scheme, shape, "experts", True, parts | {"pre_scale"}), "no pre_scale"),
+    good, writer = described("mxfp4-wo", (4, 64, 96), "experts", transposed=True, name=NAME), mxfp4.Writer()
+    assert writer.refuses(good) is None
+    for changes, reason in (
+        ({"transposed": False}, "as gpt-oss has them"),
+        ({"name": NAME.replace("gate_up_proj", "w1")}, "as gpt-oss has them"),
+        ({"kind": "linear", "shape": (64, 96)}, "of the kind 'linear'"),
+        ({"scheme": bitport.preset("mxfp4")}, "not mxfp4"),
+        ({"scheme": bitport.preset("nvfp4-wo")}, "not nvfp4-wo"),
+        ({"scheme": bitport.preset("int4-g32")}, "not int4-g32"),
+        ({"shape": (4, 48, 96)}, "and 48 do not divide"),
+        ({"parts": good.parts | {"pre_scale"}}, "no pre_scale"),
     ):
-        assert reason in str(writer.refuses(bad))
+        assert reason in str(writer.refuses(dataclasses.replace(good, **changes)))
 
 
 def test_half_of_the_experts_is_refused() -> None:

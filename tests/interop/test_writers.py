@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from bitport.interop import awq, bitsandbytes, gptq, hqq, torchao
-from bitport.interop.codec import Described, Writer
-from bitport.schemes import preset
+from bitport.interop import awq, bitsandbytes, float8, gptq, hqq, quanto, torchao
+from bitport.interop.codec import Writer
 
-PARTS = frozenset({"qdata", "scale", "zero"})
+from .files import described
 
-
-def described(scheme: str, kind: str = "linear") -> Described:
-    return Described(f"{kind}.weight", preset(scheme), (128, 128), kind, False, PARTS)
-
-
+LINEAR: dict[type[Writer], str] = {
+    awq.Writer: "int4",
+    bitsandbytes.Writer: "nf4",
+    float8.Writer: "fp8-block",
+    gptq.Writer: "int4",
+    hqq.Writer: "int4",
+    quanto.Writer: "int8",
+    torchao.Writer: "int4",
+}
+"""Writer that takes linear layers alone -> a scheme that it takes."""
 ONE_SCHEME: dict[type[Writer], tuple[str, str]] = {
     awq.Writer: ("int4-g32", "int4-g64"),
     bitsandbytes.Writer: ("nf4", "int8"),
@@ -25,11 +29,30 @@ ONE_SCHEME: dict[type[Writer], tuple[str, str]] = {
 """Writer -> two schemes that it takes, one at a time."""
 
 
+@pytest.mark.parametrize("writer", LINEAR, ids=lambda writer: writer.name)
+def test_linear_layers_alone_are_taken(writer: type[Writer]) -> None:
+    scheme = LINEAR[writer]
+    assert writer().refuses(described(scheme)) is None
+    for changes, reason in (
+        ({"kind": "embedding"}, "'embedding'"),
+        ({"kind": "experts", "shape": (4, 64, 128)}, "'experts'"),
+        ({"transposed": True}, "'linear'"),
+    ):
+        assert reason in str(writer().refuses(described(scheme, **changes)))
+
+
+@pytest.mark.parametrize("writer", LINEAR, ids=lambda writer: writer.name)
+@pytest.mark.parametrize("part", ["perm", "pre_scale"])
+def test_what_a_format_has_no_place_for_is_refused(writer: type[Writer], part: str) -> None:
+    refused = str(writer().refuses(described(LINEAR[writer], more=(part,))))
+    assert (refused == "None") if (writer, part) == (gptq.Writer, "perm") else (part in refused)
+
+
 @pytest.mark.parametrize("writer", ONE_SCHEME, ids=lambda writer: writer.name)
 def test_a_weight_that_is_refused_does_not_decide_for_the_others(writer: type[Writer]) -> None:
     one, other = ONE_SCHEME[writer]
     made = writer()
-    assert "embedding" in str(made.refuses(described(other, "embedding")))
+    assert "embedding" in str(made.refuses(described(other, kind="embedding")))
     assert made.refuses(described(one)) is None
     assert made.refuses(described(one)) is None
     assert " one " in str(made.refuses(described(other)))
