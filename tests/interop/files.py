@@ -17,6 +17,7 @@ from bitport.interop.sources import Readable, description
 from bitport.schemes import preset
 from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import QTensor
+from bitport.tensor.aten import same_bits
 
 
 def held(tensors: dict[str, Tensor]) -> dict[str, FileTensor]:
@@ -73,6 +74,16 @@ def edited(source: Path, target: Path, **changes: Any) -> Path:
     config = {**json.loads((source / "config.json").read_text()), **changes}
     (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return target
+
+
+def assert_as_read(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """What is written ``again`` must be the ``tensors`` of the file that was read, bit for bit."""
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype, name
+        assert again[name].shape == tensor.shape, name
+        assert again[name].is_contiguous(), name
+        assert same_bits(again[name], tensor), name
 
 
 def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from bitport.interop import awq
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
-from .files import described, read, words
+from .files import assert_as_read, described, read, words
 
 COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Columns along N in a gemm word, from the lowest four bits up."""
@@ -121,11 +121,7 @@ def test_what_is_written_is_what_was_read(n: int, k: int, group: int, symmetric:
     tensors, _ = layer(n, k, group, symmetric=symmetric)
     (q,) = read(awq.Reader(config(group, zero_point=not symmetric), torch.float16), tensors).values()
     again, said = written(q)
-    assert again.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert again[name].dtype == tensor.dtype
-        assert again[name].is_contiguous()
-        assert torch.equal(again[name], tensor), name
+    assert_as_read(again, tensors)
     assert said == {**config(group), "zero_point": not symmetric, "modules_to_not_convert": ["lm_head"]}
 
 

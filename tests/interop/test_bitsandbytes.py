@@ -17,7 +17,7 @@ from bitport.numerics import NF4, Quantized, sqnr
 from bitport.ops.samples import product_budget
 from bitport.tensor import QTensor
 
-from .files import described, read
+from .files import assert_as_read, described, read
 
 NAME = "m.weight"
 STATE = f"{NAME}.quant_state.bitsandbytes__nf4"
@@ -137,14 +137,6 @@ def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object], list[str]
     return writer.write(NAME, q), writer.config(["lm_head"]), writer.notes
 
 
-def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    assert again.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert again[name].dtype == tensor.dtype
-        assert again[name].is_contiguous()
-        assert torch.equal(again[name], tensor), name
-
-
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
@@ -156,7 +148,7 @@ def test_4_bits_that_are_written_are_what_was_read(n: int, k: int, block: int, k
     again, said, notes = written(q)
     name = STATE.removesuffix("nf4") + kind
     state, its = (json.loads(bytes(each.pop(name).tolist())) for each in (again, tensors))
-    as_they_were(again, tensors)
+    assert_as_read(again, tensors)
     assert (state, notes) == (its, [])
     assert said == {**config, "bnb_4bit_compute_dtype": "bfloat16", "llm_int8_skip_modules": ["lm_head"]}
 
@@ -171,7 +163,7 @@ def test_int8_that_is_written_is_what_was_read(n: int, k: int, threshold: float)
     (q,) = read(bitsandbytes.Reader(said, torch.float16), tensors).values()
     again, config, notes = written(q)
     statistics, its = again.pop("m.SCB"), tensors.pop("m.SCB")
-    as_they_were(again, tensors)
+    assert_as_read(again, tensors)
     assert torch.equal(statistics / 127, its / 127)
     assert notes == ([bitsandbytes.INPUTS] if threshold else [])
     assert config == {**said, "bnb_4bit_compute_dtype": "float16", "llm_int8_skip_modules": ["lm_head"]}

@@ -14,7 +14,7 @@ from bitport.interop.formats import READERS
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
-from .files import held, read
+from .files import assert_as_read, held, read
 from .test_modelopt import four
 
 NAME = "m.weight"
@@ -294,10 +294,7 @@ def test_what_is_written_is_what_was_read(n: int, k: int) -> None:
     writer = float8.Writer()
     assert writer.refuses(description(NAME, q)) is None
     again = writer.write(NAME, q)
-    assert again.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert again[name].dtype == tensor.dtype
-        assert again[name].view(torch.uint8).equal(tensor.view(torch.uint8)), name
+    assert_as_read(again, tensors)
     assert writer.config(["lm_head"]) == {**config(128, 128), "modules_to_not_convert": ["lm_head"]}
 
 

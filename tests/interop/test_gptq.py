@@ -13,7 +13,7 @@ from bitport.interop import gptq
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
-from .files import described, read, words
+from .files import assert_as_read, described, read, words
 
 SHAPES = ((32, 64), (64, 96), (96, 320))
 
@@ -149,10 +149,7 @@ def test_what_is_written_is_what_was_read(bits: int, shuffled: bool, writer: typ
     (q,) = read(gptq.Reader(config(bits, 32, checkpoint_format=writer.name), torch.float16), tensors).values()
     made = writer()
     again = written(q, made)
-    assert again.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert again[name].dtype == tensor.dtype
-        assert torch.equal(again[name], tensor), name
+    assert_as_read(again, tensors)
     said = made.config(["lm_head", "model.gate"])
     assert said == {
         "quant_method": "gptq",

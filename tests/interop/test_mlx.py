@@ -16,7 +16,7 @@ from bitport.interop.sources import description
 from bitport.numerics import Quantized
 from bitport.tensor import QTensor
 
-from .files import described, held, read, words
+from .files import assert_as_read, described, held, read, words
 
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 
@@ -345,14 +345,6 @@ def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object], list[str]
     return writer.write("m.weight", q), writer.config(["lm_head"]), writer.notes
 
 
-def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    assert again.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert again[name].dtype == tensor.dtype
-        assert again[name].is_contiguous()
-        assert torch.equal(again[name].view(torch.int8), tensor.view(torch.int8)), name
-
-
 @pytest.mark.parametrize("bits", mlx.BITS)
 @pytest.mark.parametrize(("n", "k", "group"), [(8, 64, 64), (24, 128, 32), (5, 256, 128)])
 def test_what_is_written_is_what_was_read(n: int, k: int, group: int, bits: int) -> None:
@@ -360,7 +352,7 @@ def test_what_is_written_is_what_was_read(n: int, k: int, group: int, bits: int)
     tensors, _ = affine(n, k, bits, group)
     (q,) = read(mlx.Reader(said(bits, group), torch.float16), tensors).values()
     again, config, notes = written(q)
-    as_they_were(again, tensors)
+    assert_as_read(again, tensors)
     assert (config, notes) == (said(bits, group), [])
 
 
@@ -385,7 +377,7 @@ def test_floats_that_are_written_are_what_was_read(mode: str) -> None:
     }
     (q,) = read(mlx.Reader(said(bits, group, mode=mode), torch.bfloat16), tensors).values()
     again, config, _ = written(q)
-    as_they_were(again, tensors)
+    assert_as_read(again, tensors)
     assert (str(q.scheme), config) == (name, said(bits, group, mode=mode))
 
 

@@ -14,7 +14,7 @@ from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import mxfp4
 from bitport.interop.sources import description
 
-from .files import described, read
+from .files import assert_as_read, described, read
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
@@ -58,11 +58,7 @@ def test_what_is_written_is_what_was_read(e: int, n: int, k: int) -> None:
     for name, q in read(mxfp4.Reader(CONFIG, torch.bfloat16), tensors).items():
         assert writer.refuses(description(name, q)) is None
         again |= writer.write(name, q)
-    assert again.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert again[name].dtype == torch.uint8
-        assert again[name].is_contiguous()
-        assert torch.equal(again[name], tensor), name
+    assert_as_read(again, tensors)
     assert writer.config(["lm_head"]) == {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 
 
