@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.measure import append, busy, header
+from bench.measure import busy, header, record
 from bench.products import shape_of
 from bench.suites import Shape
 from bitport.algorithms.awq_core import Factor
@@ -128,7 +128,7 @@ def main() -> None:
     keys = ("algorithm", "k", "n", "seconds", "reference_seconds", "speedup", "error", "reference_error")
     print(table(keys, [tuple(str(row[key]) for key in keys) for row in made]))
     if options.json:
-        append("algorithms", [head, *({"run": head["run"], **row} for row in made)])
+        record("algorithms", head, made)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.measure import append, busy, header
+from bench.measure import busy, header, record
 from bench.models import NAMES
 from bench.speakers import Speakers
 from bench.workers import Worker, ask
@@ -193,7 +193,7 @@ def main() -> None:
         rows = list(measure(model, chosen, prompt, options.tokens, options.repetitions, options.layers))
         print(f"\n{model}: prompt of {options.prompt} tokens, then {options.tokens}\n{as_table(rows)}", flush=True)
         if options.json:
-            append("generate", [head, *({"run": head["run"], **row} for row in rows)])
+            record("generate", head, rows)
 
 
 if __name__ == "__main__":

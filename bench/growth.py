@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bench import markdown, products
-from bench.measure import append, busy, header
+from bench.measure import busy, header, record
 from bench.peers import BASE
 from bench.plot import Line, chart
 from bench.results import runs_of
@@ -133,7 +133,7 @@ def main() -> None:
     cells = [(row["sweep"], row["candidate"], f"{row['exponent']:.3f} +- {row['error']:.3f}") for row in fitted]
     print(f"\n{table(('grows', 'candidate', 'exponent'), cells)}")
     if options.json:
-        append("growth", [head, *({"run": head["run"], **row} for row in (*points, *fitted))])
+        record("growth", head, [*points, *fitted])
 
 
 if __name__ == "__main__":

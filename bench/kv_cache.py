@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench import markdown
-from bench.measure import RESULTS, append, busy, header
+from bench.measure import RESULTS, busy, header, record
 from bench.models import TINYLM
 from bench.results import lines_of, runs_of
 from bitport.cache import KeyValueStore
@@ -244,7 +244,7 @@ def main() -> None:
         keys = [key for key in mine[-1] if key != "kind"]
         print(table(keys, [tuple(str(row.get(key, "-")) for key in keys) for row in mine]))
     if options.json:
-        append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
+        record(SUITE, head, rows)
 
 
 @torch.no_grad()

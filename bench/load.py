@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import bitport
-from bench.measure import append, busy, header
+from bench.measure import busy, header, record
 from bench.models import NAMES, model_of
 from bitport.evaluate.timing import spread
 from bitport.integrations.huggingface import empty_model, load_model, save_model
@@ -134,7 +134,7 @@ def main() -> None:
     keys = ("model", "scheme", "mode", "cache", "nbytes", "ms", "read_ms", "build_ms", "ratio", "noise")
     print(table(keys, [tuple(str(row[key]) for key in keys) for row in rows]))
     if options.json:
-        append("load", [head, *({"run": head["run"], **row} for row in rows)])
+        record("load", head, rows)
 
 
 if __name__ == "__main__":

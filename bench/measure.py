@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,15 @@ def busy(seconds: float = 0.5) -> float | None:
     return round((1 - (now_idle - idle) / max(now - total, 1)) * (os.cpu_count() or 1), 2)
 
 
-def record(suite: str, rows: list[dict[str, Any]]) -> Path:
-    """Append the rows, each with machine, commit and date, to ``results/<suite>.jsonl``."""
-    common = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine()}
-    return append(suite, [{**row, **common} for row in rows])
-
-
 def header() -> dict[str, Any]:
-    """The first line of a long run; rows refer to it by ``run``."""
+    """The first line of a run; rows refer to it by ``run``."""
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"run": now, "commit": _commit(), "machine": machine()}
+
+
+def record(suite: str, head: dict[str, Any], rows: Iterable[dict[str, Any]]) -> Path:
+    """Append a run: its header, and the rows, which refer to it."""
+    return append(suite, [head, *({"run": head["run"], **row} for row in rows)])
 
 
 def append(suite: str, lines: list[dict[str, Any]]) -> Path:

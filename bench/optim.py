@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.measure import append, busy, header
+from bench.measure import busy, header, record
 from bitport.evaluate.timing import spread
 from bitport.report.text import table
 from bitport.train.optim import STATES, AdamW, Lion
@@ -165,7 +165,7 @@ def main() -> None:
         rows = [row for name in options.shapes for row in measure(name, options.repetitions)]
     show(rows)
     if options.json:
-        append("optim", [head, *({"run": head["run"], **row} for row in rows)])
+        record("optim", head, rows)
 
 
 if __name__ == "__main__":

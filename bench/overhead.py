@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport
-from bench.measure import record
+from bench.measure import header, record
 from bitport.evaluate.timing import interleaved, medians, ratio
 from bitport.ops import Impl, register_kernel, unregister_kernel
 from bitport.report.text import table
@@ -115,7 +115,7 @@ def main() -> None:
     print(table(keys, [tuple(str(row[key]) for key in keys) for row in rows]))
     if options.json:
         with one_thread():
-            print(f"appended to {record('overhead', rows).name}")
+            print(f"appended to {record('overhead', header(), rows).name}")
 
 
 if __name__ == "__main__":

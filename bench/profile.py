@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.measure import append, busy, header
+from bench.measure import busy, header, record
 from bench.suites import Shape
 from bitport import quantize_
 from bitport.report.text import table
@@ -152,7 +152,7 @@ def main() -> None:
             f"\n{point}\n{table(('part', 'share'), [(part, f'{share:.1%}') for part, share in row['shares'].items()])}"
         )
     if options.json:
-        append("profile", [head, *({"run": head["run"], **row} for row in rows)])
+        record("profile", head, rows)
 
 
 if __name__ == "__main__":

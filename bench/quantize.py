@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import bitport
 from bench import limits
 from bench.child import operands
-from bench.measure import append, busy, header
+from bench.measure import busy, header, record
 from bench.products import shape_of
 from bench.suites import Shape
 from bitport.evaluate.timing import spread
@@ -101,7 +101,7 @@ def main() -> None:
     keys = ("library", "scheme", "k", "n", "ms", "bytes_per_second", "of_read", "noise")
     print(table(keys, [tuple(str(row.get(key, "-")) for key in keys) for row in rows]))
     if options.json:
-        append("quantize", [head, *({"run": head["run"], **row} for row in rows)])
+        record("quantize", head, rows)
 
 
 if __name__ == "__main__":

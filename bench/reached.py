@@ -205,7 +205,7 @@ def checked(schemes: tuple[str, ...], base: str) -> Measure:
 
 def overhead(records: Records) -> Found | None:
     """The newest record for the kernel of each scheme."""
-    rows = {row["name"]: row for row in records.lines("overhead") if row["what"] == "scheme"}
+    rows = {row["name"]: row for row in records.lines("overhead") if row.get("what") == "scheme"}
     return most([(row["ratio"], row["name"]) for row in rows.values()], 2.0, "x")
 
 

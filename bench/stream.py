@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 import bitport.algorithms
-from bench.measure import append, header
+from bench.measure import header, record
 from bitport.checkpoint.output import FOLDER, JOURNAL
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter
 from bitport.report.text import size
@@ -200,8 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     print(json.dumps(result, indent=1))
     if args.json:
-        head = header()
-        append("stream", [head, {"run": head["run"], **result}])
+        record("stream", header(), [result])
     for folder in (source, whole, broken):
         shutil.rmtree(folder)
     if first != second:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import markdown
-from bench.measure import RESULTS, append, busy, header
+from bench.measure import RESULTS, busy, header, record
 from bench.models import NAMES, model_of
 from bench.results import lines_of, runs_of
 from bitport.evaluate.timing import spread
@@ -222,7 +222,7 @@ def main() -> None:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     print(table(keys, [tuple(str(row.get(key, "-")) for key in keys) for row in rows]))
     if options.json:
-        append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
+        record(SUITE, head, rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.measure import append, busy, header
+from bench.measure import busy, header, record
 from bench.voxtral.build import BASE, PREPACKED, PROGRAM, add_sizes, schemes_of, sizes_of
 from bitport.evaluate.timing import spread
 from bitport.export.load import VERSION
@@ -184,7 +184,7 @@ def main() -> None:
     rows = measure(options, folders)
     print(as_table(rows))
     if options.json:
-        append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
+        record(SUITE, head, rows)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ def test_dispatch_is_cheap() -> None:
 def test_records_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     for value in (1, 2):
-        path = measure.record("suite", [{"value": value}])
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["value"] for row in rows] == [1, 2]
-    assert rows[0]["machine"].keys() == {"cpu", "cores", "threads", "system", "capability", "python", "torch"}
+        path = measure.record("suite", {**measure.header(), "run": f"run {value}"}, [{"value": value}])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["run"] for line in lines] == ["run 1", "run 1", "run 2", "run 2"]
+    assert [line["value"] for line in lines[1::2]] == [1, 2]
+    assert lines[0]["machine"].keys() == {"cpu", "cores", "threads", "system", "capability", "python", "torch"}
 
 
 @pytest.mark.parametrize(
