@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import markdown, reached
+from bench import reached
 from bench.measure import RESULTS
 from bench.reached import Found, Records
 from bench.results import lines_of, processors
-from bitport.report.text import table
+from bitport.report.text import markdown, table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +185,7 @@ def of_device(gpu: str = "") -> tuple[Goal, ...]:
 def section(records: Records, gpu: str = "") -> str:
     """The section for the page of a CPU, or of the GPU of that name."""
     lines = told(of_device(gpu), records)
-    rows = markdown.table(TITLES, [cells for _, cells in lines], words=range(4))
+    rows = markdown(TITLES, [cells for _, cells in lines], words=range(4))
     why: dict[tuple[str, str], list[str]] = {}
     for goal, cells in lines:
         known = goal.command != PROFILE or records.lines("profile")

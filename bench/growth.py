@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from bench import markdown, products
+from bench import products
 from bench.measure import busy, header, record
 from bench.peers import BASE
 from bench.plot import Line, chart
 from bench.results import runs_of
 from bench.suites import Shape
-from bitport.report.text import table
+from bitport.report.text import markdown, table
 
 SIDES = (1024, 1536, 2048, 3072, 4096, 6144, 8192)
 """Sides of square weights: 1 to 67 million elements."""
@@ -95,7 +95,7 @@ def section(lines: list[Row], folder: str) -> tuple[str, dict[str, str]]:
         "The exponent b of time = a * size ** b, with its 95 % interval: 1 is linear. First with the size of the",
         "weight (square, 1 to 67 million numbers) at a fixed number of rows, then with the number of rows.",
         f"Run {run}, commit {head['commit']}.\n",
-        markdown.table(
+        markdown(
             ("grows", "", "exponent"),
             [(row["sweep"], row["candidate"], f"{row['exponent']:.2f} ± {row['error']:.2f}") for row in fitted],
             words=(0, 1),

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import markdown
 from bench.measure import RESULTS, busy, header, record
 from bench.models import TINYLM
 from bench.results import lines_of, runs_of
@@ -30,7 +29,7 @@ from bitport.evaluate.divergence import summarized, token_divergence
 from bitport.evaluate.perplexity import losses, predictions, summary
 from bitport.evaluate.timing import interleaved, medians, ratio, spread
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
-from bitport.report.text import table
+from bitport.report.text import markdown, table
 
 SUITE = "kv_cache"
 BASE = "bf16"
@@ -165,7 +164,7 @@ def page(lines: list[Row]) -> str:
             if row["heads"] == [*shape]
         ]
         titles = ("heads", "tokens", "format", "ms", "speedup")
-        text.append(f"{told(head)}\n\n{markdown.table(titles, cells, words=(0, 2))}\n")
+        text.append(f"{told(head)}\n\n{markdown(titles, cells, words=(0, 2))}\n")
     head, rows = newest(lines, "quality")[-1]
     return "\n".join([*text, f"## Predictions\n\n{told(head)}\n", predicted(rows)]) + "\n"
 
@@ -178,7 +177,7 @@ def queries(name: str, rows: list[Row]) -> str:
         cells = {row["context"]: row for row in mine if row["format"] == fmt}
         figures = [f"{cells[at]['ms']:.3g} ms, {cells[at]['speedup']:.2f}x" for at in contexts]
         lines.append((called(fmt), f"{cells[contexts[-1]]['bytes_per_token']:.0f}", *figures))
-    return f"{name}:\n\n{markdown.table(('tokens', 'bytes per token', *contexts), lines)}\n"
+    return f"{name}:\n\n{markdown(('tokens', 'bytes per token', *contexts), lines)}\n"
 
 
 def predicted(rows: list[Row]) -> str:
@@ -189,7 +188,7 @@ def predicted(rows: list[Row]) -> str:
         lines.append(
             (row["format"], f"{row['size']:.2f}", f"{row['perplexity']:.3f}", change, f"{row['kl']:.2g}", same)
         )
-    return markdown.table(("format", "part of bf16", "perplexity", "change", "KL", "same token"), lines)
+    return markdown(("format", "part of bf16", "perplexity", "change", "KL", "same token"), lines)
 
 
 def newest(lines: list[Row], kind: str) -> list[tuple[Row, list[Row]]]:

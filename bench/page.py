@@ -8,13 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench import goals, growth, markdown
+from bench import goals, growth
 from bench.measure import RESULTS
 from bench.peers import BASE
 from bench.plot import Line, chart
 from bench.reached import Records
 from bench.results import lines_of, newest, processors, runs_of, timed
 from bench.suites import SCHEMES, SUITES, Shape
+from bitport.report.text import markdown
 
 Row = dict[str, Any]
 DOCS = Path(__file__).parents[1] / "docs"
@@ -118,7 +119,7 @@ def generation(lines: list[Row]) -> str:
             f"A prompt of {head['prompt']} tokens, then {head['tokens']} tokens one by one; speedups over the first "
             f"line. Run {head['run']}, commit {head['commit']}: {head['machine']['cpu']}, "
             f"{head['machine']['threads']} threads.\n",
-            markdown.table(
+            markdown(
                 ("", "prompt ms", "speedup", "tokens/s", "speedup"),
                 [_generated(row) for row in rows if "reason" not in row],
             ),
@@ -173,7 +174,7 @@ def table(base: list[Row], group: list[Row]) -> str:
                 limit,
             ]
         )
-    return markdown.table(header, lines, words=(header.index("best peer"),))
+    return markdown(header, lines, words=(header.index("best peer"),))
 
 
 def _candidates(rows: list[Row]) -> list[str]:

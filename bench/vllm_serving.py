@@ -18,12 +18,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import markdown
 from bench.measure import RESULTS, busy, header, record
 from bench.models import NAMES, model_of
 from bench.results import lines_of, runs_of
 from bitport.evaluate.timing import spread
-from bitport.report.text import table
+from bitport.report.text import markdown, table
 
 SUITE = "vllm"
 PAGE = Path(__file__).parents[1] / "docs" / "performance-vllm.md"
@@ -185,7 +184,7 @@ def _markdown(rows: list[Row]) -> str:
             times = zip(shown, TIMES, strict=True)
             cells += [f"{value} ({row[f'{key}_speedup']:.2f}x)" for value, key in times]
         lines.append(cells)
-    return markdown.table(titles, lines, words=range(len(titles)))
+    return markdown(titles, lines, words=range(len(titles)))
 
 
 INTRODUCTION = f"""# vLLM in figures

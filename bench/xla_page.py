@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from bench import markdown
 from bitport.numerics import sqnr
 from bitport.ops import OPS, Sample
+from bitport.report.text import markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -79,7 +79,7 @@ def page(record: dict[str, Any]) -> str:
     versions = ", ".join(f"{key} {record['bitport'][key]}" for key in ("torch", "jax", "torchax"))
     ran = f"Run with {versions}" + (f"; torch_xla {theirs['torch_xla']}." if "torch_xla" in theirs else ".")
     numbered = [f"({at}) {note}" for at, note in enumerate(notes, 1)]
-    return "\n\n".join([markdown.table(head, rows, words=(0, 1)), ran, *numbered])
+    return "\n\n".join([markdown(head, rows, words=(0, 1)), ran, *numbered])
 
 
 def _level(level: float, budget: float) -> str:

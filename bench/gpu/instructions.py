@@ -26,10 +26,10 @@ import triton
 from triton.compiler import CompiledKernel
 
 from bench.gpu.absent import SHARED, compiling
-from bench.markdown import table
 from bitport.backends.triton import kernels
 from bitport.numerics import NUMBER_TYPES, quantize
 from bitport.ops import Weight
+from bitport.report.text import markdown
 from bitport.schemes import preset
 
 GOAL = 0.85
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     options = parser.parse_args()
     found = rows_of_table(options.target, options.schemes, options.rows, getattr(torch, options.dtype))
-    print(table(HEADER, found, words=(0, 2, len(HEADER) - 2, len(HEADER) - 1)))
+    print(markdown(HEADER, found, words=(0, 2, len(HEADER) - 2, len(HEADER) - 1)))
 
 
 if __name__ == "__main__":

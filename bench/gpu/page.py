@@ -6,13 +6,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import goals, markdown
+from bench import goals
 from bench.gpu import methods, products
 from bench.measure import RESULTS
 from bench.page import DOCS, Row, libraries, section, write
 from bench.reached import Records
 from bench.results import lines_of, newest, runs_of
 from bench.suites import SUITES, Shape
+from bitport.report.text import markdown
 
 GROUPS = {
     "4-bit": ("4-bit",),
@@ -95,7 +96,7 @@ def of_methods(head: Row, rows: list[Row]) -> str:
         for row in rows
         if "reason" not in row
     ]
-    shown = markdown.table(("method", "weights", "ms", "x bf16", "MB"), cells, words=(0, 1))
+    shown = markdown(("method", "weights", "ms", "x bf16", "MB"), cells, words=(0, 1))
     lost = [f"- not measured: {row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
     where = f"Run {head['run']}, commit {head['commit']}.\n"
     return "\n".join([OF_METHODS, where, shown, "", *lost, ""])

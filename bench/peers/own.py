@@ -11,8 +11,7 @@ from torch import Tensor
 import bitport
 from bench.peers.base import Prepared
 from bench.suites import SCHEMES, class_of
-from bitport.ops import decide
-from bitport.ops.product import operand
+from bitport.evaluate.speed import kernel_for
 
 PACKAGES: tuple[str, ...] = ()  # identified by the commit
 VARIANTS = {scheme: class_of(scheme) for scheme in SCHEMES}
@@ -25,15 +24,9 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
         [functools.partial(_linear, each) for each in every],
         lambda: q.dequantize(torch.float32).double(),
         q.nbytes,
-        note=functools.partial(_kernel, q),
+        note=functools.partial(kernel_for, q),
     )
 
 
 def _linear(q: bitport.QTensor, x: Tensor) -> Tensor:
     return F.linear(x, q)
-
-
-def _kernel(q: bitport.QTensor, x: Tensor) -> str:
-    if q.scheme.act:
-        return decide("dyn_linear", x, *operand(q), q.scheme.act, q.act_scale, None).kernel
-    return decide("linear", x, *operand(q), None).kernel

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench import markdown
 from bench.measure import RESULTS
 from bench.page import DOCS
 from bench.results import lines_of, runs_of
+from bitport.report.text import markdown
 
 Row = dict[str, Any]
 PAGE = "training-figures.md"
@@ -74,7 +74,7 @@ def of_steps(head: Row, rows: list[Row]) -> str:
         [name, *(f"{found[name, size]['x bf16']:.2f} ({found[name, size]['ms']:.1f} ms)" for size in sizes)]
         for name in names
     ]
-    return "\n".join([STEPS, where(head), markdown.table(["", *(f"{size} rows" for size in sizes)], cells), ""])
+    return "\n".join([STEPS, where(head), markdown(["", *(f"{size} rows" for size in sizes)], cells), ""])
 
 
 def of_schemes(head: Row, rows: list[Row]) -> str:
@@ -89,12 +89,12 @@ def _trained(text: str, head: Row, rows: list[Row]) -> str:
     found = {(row["scheme"], row["algorithm"]): f"{row['alone']:.4f} → {row['trained']:.4f}" for row in rows}
     schemes, algorithms = (list(dict.fromkeys(row[name] for row in rows)) for name in ("scheme", "algorithm"))
     cells = [[scheme, *(found.get((scheme, name), "") for name in algorithms)] for scheme in schemes]
-    return "\n".join([text.format(**rows[0]), where(head), markdown.table(["scheme", *algorithms], cells), ""])
+    return "\n".join([text.format(**rows[0]), where(head), markdown(["scheme", *algorithms], cells), ""])
 
 
 def of_gradients(head: Row, rows: list[Row]) -> str:
     cells = [[row["candidate"], f"{row['median']:.1f}", f"{row['least']:.1f}"] for row in rows]
-    return "\n".join([GRADIENTS, where(head), markdown.table(["", "median", "least"], cells), ""])
+    return "\n".join([GRADIENTS, where(head), markdown(["", "median", "least"], cells), ""])
 
 
 def of_optimizers(head: Row, rows: list[Row]) -> str:
@@ -106,7 +106,7 @@ def of_optimizers(head: Row, rows: list[Row]) -> str:
         here = [found[name, shape] for shape in shapes]
         ratios = [f"{each['to_fused']:.2f} ({each['ms']:.1f} ms)" for each in here]
         cells.append([name, *ratios, f"{here[0]['state_bytes_per_parameter']:.2f}"])
-    return "\n".join([OPTIMIZERS, where(head), markdown.table(["", *shapes, "bytes"], cells), ""])
+    return "\n".join([OPTIMIZERS, where(head), markdown(["", *shapes, "bytes"], cells), ""])
 
 
 def write() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench import markdown
 from bench.measure import RESULTS
 from bench.page import DOCS
 from bench.results import lines_of, runs_of
 from bench.voxtral.__main__ import GOALS, METHODS, SUITE
 from bench.voxtral.build import BASE, PREPACKED
-from bitport.report.text import size
+from bitport.report.text import markdown, size
 
 Row = dict[str, Any]
 PAGE = "performance-voxtral.md"
@@ -56,7 +55,7 @@ def section(head: Row, rows: list[Row]) -> str:
         for figure in FIGURES:
             mine = [row for row in rows if row.get("method") == method and row["figure"] == figure]
             lines.append((f"{method}: {figure}", *cells_of(names, mine, goal_of(method, figure))))
-    return "\n".join([title, where, markdown.table(("", *columns), lines), ""])
+    return "\n".join([title, where, markdown(("", *columns), lines), ""])
 
 
 def goal_of(method: str, figure: str) -> float | None:

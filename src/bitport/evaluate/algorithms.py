@@ -26,6 +26,7 @@ from bitport.evaluate.compare import change_percent
 from bitport.evaluate.golden import CALIBRATION_TOKENS, WINDOW, Yardstick
 from bitport.evaluate.perplexity import token_losses
 from bitport.integrations.huggingface import cast_parameters, logits_of
+from bitport.report.text import markdown
 from bitport.schemes import Recipe
 
 INTRODUCTION = """# Algorithms
@@ -134,9 +135,9 @@ def as_markdown(data: dict[str, Any]) -> str:
     cells = {(row["scheme"], row["algorithm"]): _cell(row) for row in data["rows"]}
     parts = [INTRODUCTION.format(**data, candidates=", ".join(f"`{name}`" for name in CANDIDATES))]
     for table in TABLES:
-        lines = [("scheme", *table.algorithms), ("---",) * (1 + len(table.algorithms))]
-        lines += [(scheme, *(cells[scheme, name] for name in table.algorithms)) for scheme in table.schemes]
-        parts.append(f"## {table.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n")
+        header = ("scheme", *table.algorithms)
+        lines = [(scheme, *(cells[scheme, name] for name in table.algorithms)) for scheme in table.schemes]
+        parts.append(f"## {table.title}\n\n{markdown(header, lines, words=range(len(header)))}\n")
     return "\n".join(parts)
 
 

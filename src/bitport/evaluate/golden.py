@@ -25,6 +25,7 @@ from bitport.evaluate.measure import size_of
 from bitport.evaluate.noise import noise
 from bitport.evaluate.perplexity import token_losses
 from bitport.integrations.huggingface import cast_parameters, load_model, load_tokenizer, logits_of, token_ids
+from bitport.report.text import markdown
 from bitport.schemes import PRESETS
 
 WINDOW = 512
@@ -94,8 +95,7 @@ def as_markdown(data: dict[str, Any]) -> str:
         (row["scheme"], f"{row['bits_per_weight']:.2f}", f"{row['perplexity']:.4f}", f"{row['change_percent']:+.2f} %")
         for row in data["rows"]
     ]
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ("---",) * len(header), *cells)]
-    return INTRODUCTION.format(**data) + "\n" + "\n".join(lines) + "\n"
+    return f"{INTRODUCTION.format(**data)}\n{markdown(header, cells, words=range(len(header)))}\n"
 
 
 def main() -> None:

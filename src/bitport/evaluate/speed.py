@@ -67,7 +67,7 @@ def speeds(
                     n,
                     m,
                     name,
-                    _kernel(q, x),
+                    kernel_for(q, x),
                     1e3 * middle[""],
                     1e3 * middle[name],
                     1 / ratio(times, name, ""),
@@ -82,7 +82,8 @@ def _turns(x: Tensor, weights: Sequence[Tensor]) -> Callable[[], Tensor]:
     return lambda: F.linear(x, next(following))
 
 
-def _kernel(q: QTensor, x: Tensor) -> str:
+def kernel_for(q: QTensor, x: Tensor) -> str:
+    """The kernel that computes ``F.linear(x, q)``."""
     if q.scheme.act:
         return decide("dyn_linear", x, *operand(q), q.scheme.act, q.act_scale, None).kernel
     return decide("linear", x, *operand(q), None).kernel

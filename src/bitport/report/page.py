@@ -115,19 +115,15 @@ def error_map(report: Report, output: bool, scale: Scale, title: str = "") -> Ht
 def left(report: Report) -> list[Html]:
     """Unquantized weights by reason, and quantized ones with a note because they were treated other than requested."""
     made = []
-    reasons: dict[str, list[LayerReport]] = {}
-    for layer in report.skipped:
-        reasons.setdefault(layer.reason, []).append(layer)
-    if reasons:
-        body = [(reason, _names(layers), len(layers), size(_bytes(layers))) for reason, layers in reasons.items()]
-        made.append(section("Left as they are", rows(("why", "weights", "number", "size"), body, WORDS)))
-    notes: dict[str, list[LayerReport]] = {}
-    for layer in report.quantized:
-        if layer.note:
-            notes.setdefault(layer.note, []).append(layer)
-    if notes:
-        body = [(note, _names(layers), len(layers), size(_bytes(layers))) for note, layers in notes.items()]
-        made.append(section("Notes", rows(("note", "weights", "number", "size"), body, WORDS)))
+    skipped = [(layer.reason, layer) for layer in report.skipped]
+    noted = [(layer.note, layer) for layer in report.quantized if layer.note]
+    for title, column, told in (("Left as they are", "why", skipped), ("Notes", "note", noted)):
+        groups: dict[str, list[LayerReport]] = {}
+        for why, layer in told:
+            groups.setdefault(why, []).append(layer)
+        if groups:
+            body = [(why, _names(layers), len(layers), size(_bytes(layers))) for why, layers in groups.items()]
+            made.append(section(title, rows((column, "weights", "number", "size"), body, WORDS)))
     return made
 
 

@@ -1,8 +1,8 @@
-"""Plain-text tables and sizes."""
+"""Tables in plain text and in Markdown, and sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -18,6 +18,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def markdown(header: Sequence[object], rows: Iterable[Sequence[object]], words: Collection[int] = (0,)) -> str:
+    """Format a Markdown table. ``words``: the columns that hold text; all others hold numbers, which are
+    right-aligned."""
+    marks = ["---" if at in words else "---:" for at in range(len(header))]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (header, marks, *rows))
 
 
 def size(nbytes: int) -> str:
