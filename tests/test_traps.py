@@ -8,10 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +23,7 @@ from bitport.layouts import LAYOUTS, Matrix, preferred
 from bitport.layouts.tile_packed import TilePacked
 from bitport.numerics import Quantized
 from bitport.schemes import PRESETS
+from tests.scripts import ended, printed
 
 INT4 = Matrix("int4", 48, 256, 1, 128), Quantized(torch.zeros(48, 128, dtype=torch.uint8), torch.ones(48, 2).bfloat16())
 HOLD_INT4 = [name for name, layout in LAYOUTS.items() if layout.refuses(*INT4) is None]
@@ -153,7 +151,7 @@ def test_shared_memory_does_not_crash_the_process() -> None:
         "import torch, bitport; m, x = torch.nn.Linear(96, 64), torch.ones(1, 96); bitport.quantize_(m, 'int4-g32');"
         "y = m(x); m.weight.share_memory_(); m.share_memory(); assert m.weight.is_shared() and torch.equal(m(x), y)"
     )
-    assert run_python(code).returncode == 0
+    printed(code)
 
 
 def test_deepcopy_is_a_copy() -> None:
@@ -327,12 +325,6 @@ def test_a_rule_that_fits_nothing_is_no_silence() -> None:
 # -- process-wide state ----------------------------------------------------------------------------------------------
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    every = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    every.pop("BITPORT_KERNEL", None)
-    return subprocess.run([sys.executable, "-c", code], env=every, capture_output=True, text=True, timeout=300)
-
-
 STATE = """
 import json, logging, os, signal, sys, threading, warnings
 import torch, torch._inductor.config, torch._dynamo.config
@@ -374,9 +366,7 @@ for now in (imported, after):
     print(json.dumps([key for key in before if now[key] != before[key]]))
 """
     )
-    done = run_python(code)
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [[], []]
+    assert [json.loads(line) for line in printed(code).splitlines()] == [[], []]
 
 
 def test_quantizing_draws_no_random_number() -> None:
@@ -411,7 +401,7 @@ print([name for name in new if name.startswith({HEAVY!r})])
 print(torch.cuda.is_initialized(), torch.xpu.is_initialized() if hasattr(torch, "xpu") else False)
 print([name for name in new if name.startswith("bitport.backends.")])
 """
-    done = run_python(code)
+    done = ended(code)
     assert done.returncode == 0, done.stderr
     heavy, initialized, backends = done.stdout.splitlines()
     assert heavy == "[]"
@@ -425,7 +415,7 @@ def test_quantizing_touches_no_accelerator() -> None:
         "import torch, bitport; m = torch.nn.Linear(96, 64); bitport.quantize_(m, 'int4-g32'); m(torch.ones(1, 96));"
         "print(torch.cuda.is_initialized())"
     )
-    assert run_python(code).stdout.strip() == "False"
+    assert printed(code).strip() == "False"
 
 
 # -- early errors, cheap calls ---------------------------------------------------------------------------------------

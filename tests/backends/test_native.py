@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +21,7 @@ from bitport.ops.select import IMPLS
 from bitport.schemes import preset
 from bitport.tensor import QTensor, from_parts
 from tests.backends.products import products, shortfall
+from tests.scripts import printed
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 LIBRARY = cpu.LIBRARY
@@ -384,12 +382,9 @@ assert float(bp.numerics.sqnr(x.double() @ q.dequantize().double().T, y)) > 100
 print(q.bits_layout, decide("quantize", w, format_json(bp.preset("int4-g32").weight)).kernel)
 print(plugins.describe()["cpu"])
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "BITPORT_CPU_ISA": asked}
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("cpu_tiles native" if asked else "plain native")
-    assert ("no native products and attention" in ran.stdout) == (not asked)
+    said = printed(script, BITPORT_CPU_ISA=asked)
+    assert said.startswith("cpu_tiles native" if asked else "plain native")
+    assert ("no native products and attention" in said) == (not asked)
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["missing", "broken"])
@@ -416,7 +411,6 @@ x = torch.randn(3, 96)
 assert torch.equal(torch.nn.functional.linear(x, packed), torch.nn.functional.linear(x, q))
 print(plugins.describe()["cpu"])
 """
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
-    assert ran.returncode == 0, ran.stderr
-    assert "no native kernels: " + ("libbitport_kernels.so does not load" if broken else "they were not") in ran.stdout
-    assert "pip install" in ran.stdout
+    said = printed(script)
+    assert "no native kernels: " + ("libbitport_kernels.so does not load" if broken else "they were not") in said
+    assert "pip install" in said

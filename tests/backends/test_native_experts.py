@@ -4,9 +4,6 @@ bit for bit the same."""
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -18,6 +15,7 @@ from bitport.ops import use_kernel
 from bitport.ops.product import operand
 from bitport.tensor import QTensor
 from tests.backends.taken import BF16, registered, takes, tiles
+from tests.scripts import printed
 
 pytestmark = registered
 N, K = 80, 192
@@ -156,12 +154,7 @@ for rows in ([40] * 6, [1] * 8, [200, 40, 40, 40], [0, 0, 70, 0], [300, 20, 20])
     grouped(x, ends, experts, "")
     print(woken)
 """
-    paths = os.pathsep.join(sys.path)
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
-    assert ran.returncode == 0, ran.stderr
-    alike, rows_each, balanced, alone, one_has_most = map(int, ran.stdout.split())
+    alike, rows_each, balanced, alone, one_has_most = map(int, printed(script).split())
     assert alike == rows_each == balanced == 1
     assert alone > 0
     assert one_has_most > 1

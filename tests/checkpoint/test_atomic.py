@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from torch import nn
 import bitport as bp
 from bitport.checkpoint import read_manifest
 from bitport.checkpoint.manifest import INDEX
+from tests.scripts import printed
 
 from .models import long_ago
 
@@ -74,9 +73,7 @@ print(json.dumps(seen))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_every_step(tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    seen = json.loads(run.stdout)
+    seen = json.loads(printed(KILLED, tmp_path))
     codes, values = [code for code, *_ in seen], [value for _, *value in seen]
     assert codes == [9] * (len(seen) - 1) + [0]
     assert len(seen) > 20  # four shards, each opened and synced, the manifest, the directory, the removal of the old

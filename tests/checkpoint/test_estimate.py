@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from safetensors.torch import save_file
 from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
 from bitport.report.memory import resident
+from tests.scripts import printed
 
 N, K = 8192, 2048
 PEAK = """
@@ -43,11 +41,8 @@ def test_the_peak_is_below_what_was_foretold(tmp_path: Path, scheme: str, algori
     native = kernels and isinstance(cpu.LIBRARY, Library)
     weight = torch.randn(N, K).bfloat16()
     save_file({"a.weight": weight, "b.weight": weight.clone()}, tmp_path / "m.safetensors")
-    command = [sys.executable, "-c", PEAK, str(tmp_path / "m.safetensors"), str(tmp_path / "out"), scheme, algorithm]
-    environment = {**os.environ, "BITPORT_DISABLE": "" if native else "cpu"}
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert run.returncode == 0, run.stderr
-    foretold, taken, base = json.loads(run.stdout)
+    given = (tmp_path / "m.safetensors", tmp_path / "out", scheme, algorithm)
+    foretold, taken, base = json.loads(printed(PEAK, *given, BITPORT_DISABLE="" if native else "cpu"))
     assert taken <= foretold
     work = foretold - base - weight.nbytes - (128 << 20)
     assert work == N * K * (4 if native and algorithm == "rtn" else 32)

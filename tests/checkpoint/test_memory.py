@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import printed
 
 PEAKS = """
 import json, sys, torch
@@ -90,10 +90,7 @@ BUDGETS = {
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures memory by /proc")
 def test_peaks(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PEAKS, str(tmp_path)]
-    run = subprocess.run(command, env=os.environ | MAPPED, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    peaks = json.loads(run.stdout)
+    peaks = json.loads(printed(PEAKS, tmp_path, **MAPPED))
     print({name: round(peak, 1) for name, peak in peaks.items()})
     assert {name: peak for name, peak in peaks.items() if peak > BUDGETS[name]} == {}
     held = {"load": 0.9 * MODEL, "load quantized": 0.9 * MODEL / 4, "convert": 2 * WEIGHT}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from bitport.checkpoint import quantize_files
 from bitport.checkpoint.output import FOLDER, JOURNAL, STAGED
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, CheckpointError
+from tests.scripts import printed
 
 from ..stream.models import hashes
 from .test_convert import Llama, write
@@ -39,10 +38,7 @@ check_kills(folder, lambda target: quantize.quantize_files(folder / "hf", target
 def test_kill(tmp_path: Path, step: int, algorithm: str) -> None:
     """Once at each of several random writes, and twice in one run."""
     write(Llama(), tmp_path / "hf", shards=2)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(step), algorithm]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
+    print(printed(KILLED, tmp_path, step, algorithm))
 
 
 class Stopped(Exception):

@@ -8,8 +8,6 @@ import gc
 import importlib
 import json
 import pickle
-import subprocess
-import sys
 import types
 import weakref
 from pathlib import Path
@@ -26,6 +24,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations.huggingface import load_model, save_model
 from bitport.interop import convert
 from bitport.tensor import QTensor
+from tests.scripts import ended, printed
 
 from .sizes import SMALL
 
@@ -261,7 +260,7 @@ def test_without_the_import(tmp_path: Path) -> None:
     """transformers refuses instead of initializing weights at random."""
     out = quantized(tmp_path)
     code = f"from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained({str(out)!r})"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = ended(code)
     assert run.returncode
     assert "OSError: Error no file named model.safetensors" in run.stderr
 
@@ -490,7 +489,6 @@ def test_memory(tmp_path: Path) -> None:
     out = tmp_path / "out"
     quantize_files(tmp_path / "float", out, "int8", progress=False)
     held = read_manifest(out).nbytes / 2**20
-    run = subprocess.run([sys.executable, "-c", PEAKS, small, out], capture_output=True, text=True, check=True)
-    peak, own = map(float, run.stdout.split())
+    peak, own = map(float, printed(PEAKS, small, out).split())
     assert own < held + 16
     assert peak < 2 * held + 16

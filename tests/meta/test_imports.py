@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
+
+from tests.scripts import printed
 
 from .tree import imported, modules, part
 
@@ -97,18 +96,7 @@ def fresh_import(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         "print(json.dumps([took, sorted(set(sys.modules) - before), torch.accelerator.is_available() and "
         "torch.accelerator.current_accelerator().type == 'cuda' and torch.cuda.is_initialized()]))"
     )
-    runs = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", script],
-                env={**os.environ, **compiled},
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout
-        )
-        for _ in range(3)
-    ]
+    runs = [json.loads(printed(script, **compiled)) for _ in range(3)]
     return {"seconds": min(run[0] for run in runs), "modules": runs[0][1], "initialized": runs[0][2]}
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +27,7 @@ from bitport.ops.product import operand
 from bitport.ops.select import FORCED, STEP
 from bitport.schemes import preset
 from bitport.tensor import quantize_tensor
+from tests.scripts import ended, printed
 
 pytestmark = pytest.mark.usefixtures("own_tables")
 HIGH = 1_000_000
@@ -337,11 +335,6 @@ def test_decide_agrees_with_what_runs_for_every_scheme() -> None:
         assert torch.equal(call("linear", *args, kernel=named), OPS["linear"].overload(*args)), (scheme, named)
 
 
-def in_process(setting: str, code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "BITPORT_KERNEL": setting, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-
-
 RUN = """
 import torch, torch.nn.functional as F
 from bitport import quantize_tensor, preset
@@ -353,19 +346,17 @@ print(decide("linear", x, *operand(w), None).kernel, F.linear(x, w).shape)
 
 
 def test_forced_by_the_environment() -> None:
-    done = in_process("generic", RUN)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "generic (forced) torch.Size([2, 8])"
+    assert printed(RUN, BITPORT_KERNEL="generic").strip() == "generic (forced) torch.Size([2, 8])"
 
 
 def test_an_unknown_kernel_in_the_environment_is_an_error() -> None:
-    done = in_process("linear=warp", RUN)
+    done = ended(RUN, BITPORT_KERNEL="linear=warp")
     assert done.returncode != 0
     assert "KernelError: kernel 'warp' was forced for linear" in done.stderr
 
 
 def test_an_unknown_op_in_the_environment_is_an_error() -> None:
-    done = in_process("linaer=generic", "import bitport")
+    done = ended("import bitport", BITPORT_KERNEL="linaer=generic")
     assert done.returncode != 0
     assert "KernelError: cannot force a kernel of linaer: the ops are" in done.stderr
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bitport.report.memory import resident
+from tests.scripts import printed
 
 PEAK = """
 import json, sys, torch
@@ -75,10 +74,8 @@ print(json.dumps([report.memory_estimate, report.memory_peak, stream.memory.base
 )
 def test_the_peak_is_below_what_was_foretold(tmp_path: Path, scheme: str, algorithm: str, blocks: int) -> None:
     (tmp_path / "in").mkdir()
-    command = [sys.executable, "-c", PEAK, str(tmp_path / "in"), str(tmp_path / "out"), scheme, algorithm, str(blocks)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    foretold, taken, base, model = json.loads(run.stdout)
+    said = printed(PEAK, tmp_path / "in", tmp_path / "out", scheme, algorithm, blocks)
+    foretold, taken, base, model = json.loads(said)
     print({"foretold": foretold - base, "taken": taken - base, "model": model})
     assert taken <= foretold
     assert blocks < 160 or foretold - base < model

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import UserDict
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 from bitport.calibrate.blocks import Walk
 from bitport.errors import ArgumentError
 from bitport.stream import Stream
+from tests.scripts import printed
 
 from .models import batches, empty, hashes, write
 
@@ -52,10 +51,7 @@ check_kills(folder, run, 4)
 def test_kill(tmp_path: Path, scheme: str, algorithm: str, activations: str) -> None:
     """Once at each of several random writes, and twice in one run."""
     write(tmp_path)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), scheme, algorithm, activations]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
+    print(printed(KILLED, tmp_path, scheme, algorithm, activations))
 
 
 BLOCK = ("up.weight", "down.weight", "experts")

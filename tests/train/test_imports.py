@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.scripts import printed
 
 
 def test_optimizers_bring_in_no_distributed_tensors() -> None:
@@ -11,6 +10,6 @@ def test_optimizers_bring_in_no_distributed_tensors() -> None:
     script = (
         "import sys, torch; before = set(sys.modules); import bitport.train.optim; print(*set(sys.modules) - before)"
     )
-    new = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    new = printed(script).split()
     assert "bitport.train.optim.sharded" in new
     assert [name for name in new if name.startswith(("torch.distributed.tensor", "torch._dynamo", "triton"))] == []
