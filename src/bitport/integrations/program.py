@@ -55,6 +55,21 @@ def cache_in(layers: Sequence[Any]) -> Any:
     return cache
 
 
+def last_logits(model: nn.Module, ids: Tensor, positions: Tensor, length: Any, layers: Sequence[Any]) -> Tensor:
+    """The logits [1, vocabulary] after the last of ``ids``, with a cache of ``layers`` of ``length`` positions, of
+    which each id sees those up to its own."""
+    seen = torch.arange(length, device=ids.device) <= positions[:, None]
+    result = model(
+        input_ids=ids,
+        attention_mask=seen[None, None],
+        position_ids=positions[None],
+        **with_cache(model, cache_in(layers)),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return result.logits[:, -1]
+
+
 class WithCache(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -62,16 +77,7 @@ class WithCache(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor]) -> Tensor:
         layers = [Given(*pair, positions) for pair in zip(cache[::2], cache[1::2], strict=True)]
-        seen = torch.arange(cache[0].shape[2], device=ids.device) <= positions[:, None]
-        result = self.model(
-            input_ids=ids,
-            attention_mask=seen[None, None],
-            position_ids=positions[None],
-            **with_cache(self.model, cache_in(layers)),
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return result.logits[:, -1]
+        return last_logits(self.model, ids, positions, cache[0].shape[2], layers)
 
 
 def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method], dict[str, Any]]:

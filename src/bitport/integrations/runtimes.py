@@ -11,16 +11,15 @@ from torch import Tensor, nn
 
 from bitport.errors import ExportError
 from bitport.export import Method
-from bitport.integrations.cache_name import with_cache
 from bitport.integrations.huggingface import positions_of, text_config
 from bitport.integrations.program import (
     ONLY,
     SAMPLE,
     Given,
     WithCache,
-    cache_in,
     check_logits,
     fits,
+    last_logits,
     states_of,
     windows,
 )
@@ -46,15 +45,8 @@ class WithPast(nn.Module):
         seen, count = past[0].shape[2], ids.shape[1]
         positions = torch.arange(count, device=ids.device) + seen
         layers = [Growing(*pair, positions) for pair in zip(past[::2], past[1::2], strict=True)]
-        result = self.model(
-            input_ids=ids,
-            attention_mask=(torch.arange(seen + count, device=ids.device) <= positions[:, None])[None, None],
-            position_ids=positions[None],
-            **with_cache(self.model, cache_in(layers)),
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return result.logits[:, -1], [part for layer in layers for part in (layer.keys, layer.values)]
+        logits = last_logits(self.model, ids, positions, seen + count, layers)
+        return logits, [part for layer in layers for part in (layer.keys, layer.values)]
 
 
 def with_past(model: Any) -> tuple[Method, list[str], list[str]]:
