@@ -19,6 +19,9 @@ from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import QTensor
 from bitport.tensor.aten import same_bits
 
+E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
+"""The number of each code of 4 bits."""
+
 
 def held(tensors: dict[str, Tensor]) -> dict[str, FileTensor]:
     return {name: FileTensor(name, Path("file"), tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}

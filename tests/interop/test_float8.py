@@ -14,7 +14,7 @@ from bitport.interop.formats import READERS
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
-from .files import assert_as_read, held, read
+from .files import E2M1, assert_as_read, held, read
 from .test_modelopt import four
 
 NAME = "m.weight"
@@ -197,12 +197,11 @@ def test_the_names_of_deepseek_v4() -> None:
 
 def fp4() -> tuple[dict[str, Tensor], np.ndarray]:
     """Return (the tensors of a layer, its weight, exact in float32)."""
-    e2m1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
     rng = np.random.default_rng(0)
     codes, exponents = rng.integers(0, 16, (48, 96)), rng.integers(110, 130, (48, 3)).astype(np.uint8)
     packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8).view(np.int8)
     tensors = {NAME: torch.from_numpy(packed), "m.scale": torch.from_numpy(exponents).view(torch.float8_e8m0fnu)}
-    return tensors, e2m1[codes] * np.repeat(2.0 ** (exponents.astype(np.float64) - 127), 32, 1)
+    return tensors, E2M1[codes] * np.repeat(2.0 ** (exponents.astype(np.float64) - 127), 32, 1)
 
 
 def test_experts_in_fp4() -> None:

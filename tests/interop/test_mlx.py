@@ -16,9 +16,7 @@ from bitport.interop.sources import description
 from bitport.numerics import Quantized
 from bitport.tensor import QTensor
 
-from .files import assert_as_read, described, held, read, words
-
-E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
+from .files import E2M1, assert_as_read, described, held, read, words
 
 
 def of_words(codes: np.ndarray, bits: int) -> Tensor:
@@ -136,7 +134,7 @@ def test_modes_of_floats(mode: str, group: int, bits: int) -> None:
     scales = rng.integers(60, 120, (8, 96 // group)).astype(np.uint8)
     tensors = {"m.weight": of_words(codes, bits), "m.scales": torch.from_numpy(scales)}
     (q,) = read(mlx.Reader(said(bits, group, mode=mode), torch.bfloat16), tensors).values()
-    values = np.array(E2M1)[codes] if bits == 4 else e4m3(codes)
+    values = E2M1[codes] if bits == 4 else e4m3(codes)
     factor = e4m3(scales) if mode == "nvfp4" else 2.0 ** (scales.astype(int) - 127)
     assert str(q.scheme) == f"{mode}-wo"
     np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), values * spread(factor, group))
@@ -224,9 +222,7 @@ def test_stacked_experts_in_floats(mode: str) -> None:
     reader.model = {"model_type": "mixtral"}
     (q,) = read(reader, tensors).values()
     kind = ml_dtypes.float8_e4m3fn if mode == "nvfp4" else ml_dtypes.float8_e8m0fnu
-    number = (
-        codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64) if bits == 8 else np.array(E2M1)[codes]
-    )
+    number = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64) if bits == 8 else E2M1[codes]
     assert (str(q.scheme), tuple(q.shape)) == (scheme, (E, 16, 128))
     factor = np.repeat(scales.view(kind).astype(np.float64), group, -1)
     np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), number * factor)

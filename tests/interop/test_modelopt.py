@@ -13,9 +13,8 @@ from torch import Tensor
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import modelopt
 
-from .files import held, read
+from .files import E2M1, held, read
 
-E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
 N, K = 160, 256
 FORMATS = {"FP8": (1, 1), "FP8_PER_CHANNEL_PER_TOKEN": (N, 1), "FP8_PB_WO": (2, 2), "MXFP8": (N, K // 32)}
 STORED = {"FP8": (), "FP8_PER_CHANNEL_PER_TOKEN": (N,), "FP8_PB_WO": (2, 1, 2, 1), "MXFP8": (N, K // 32)}

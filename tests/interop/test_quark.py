@@ -14,11 +14,10 @@ from torch import Tensor
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import awq, quark
 
-from .files import held, read
+from .files import E2M1, held, read
 
 N, K, GROUP = 48, 128, 32
 E4M3 = torch.float8_e4m3fn
-E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 Layer = tuple[dict[str, Tensor], np.ndarray]
 

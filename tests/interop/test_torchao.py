@@ -14,7 +14,7 @@ from bitport.errors import CheckpointError
 from bitport.interop import torchao
 from bitport.interop.shifts import ROUNDED
 
-from .files import read, words
+from .files import E2M1, read, words
 from .torchao_files import (
     RNG,
     bfloat16,
@@ -30,8 +30,6 @@ from .torchao_files import (
     tiles,
     values,
 )
-
-E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
 
 
 def rounded_by(exact: np.ndarray, shift: np.ndarray) -> np.ndarray:

@@ -194,9 +194,7 @@ class Writer(codec.Writer):
             return wrong
         if q.scheme != BLOCK:
             return f"fp8 is written in the scheme {BLOCK} alone, not {q.scheme}"
-        if extra := codec.no_place(q, "fp8"):
-            return extra
-        return None
+        return codec.no_place(q, "fp8")
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         return {name: q.qdata, f"{name}_scale_inv": q.scale}

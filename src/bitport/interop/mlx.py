@@ -284,9 +284,7 @@ class Writer(codec.Writer):
             )
         if q.shape[1] % its.group or q.shape[1] % q.scheme.weight.block_shape(*q.shape)[1]:
             return f"MLX has whole groups, and {q.shape[1]} columns do not divide into those of {q.scheme}"
-        if extra := codec.no_place(q, "MLX"):
-            return extra
-        return None
+        return codec.no_place(q, "MLX")
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         module, k, its = name.removesuffix(".weight"), q.matrix.k, _settings(q.scheme, q.matrix.k)
