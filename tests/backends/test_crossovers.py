@@ -21,8 +21,9 @@ from bitport.cli.main import main
 from bitport.numerics import sqnr
 from bitport.ops import OPS, decide, use_kernel
 from bitport.ops.product import operand
+from tests.backends.taken import compiled
 
-pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
+pytestmark = compiled
 
 
 @pytest.fixture

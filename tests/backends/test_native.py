@@ -12,7 +12,7 @@ import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu import native
 from bitport.backends.cpu.dispatcher import TORCH
-from bitport.backends.cpu.native import ISAS, Library
+from bitport.backends.cpu.native import Library
 from bitport.errors import KernelError
 from bitport.numerics import NUMBER_TYPES, dequantize, pack_bits, quantize, sqnr
 from bitport.ops import OPS, Impl, decide, samples, use_kernel
@@ -21,13 +21,12 @@ from bitport.ops.select import IMPLS
 from bitport.schemes import preset
 from bitport.tensor import QTensor, from_parts
 from tests.backends.products import products, shortfall
+from tests.backends.taken import compiled
 from tests.scripts import printed
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 LIBRARY = cpu.LIBRARY
-AVAILABLE = LIBRARY.available if isinstance(LIBRARY, Library) else ()
 
-compiled = pytest.mark.skipif(not AVAILABLE, reason="the native kernels were not compiled: pip install --no-deps -e .")
 SCHEMES = (
     *(
         "int4",
@@ -44,16 +43,6 @@ SCHEMES = (
     *("fp8-wo", "fp8-block-wo", "mxfp8-wo", "mxfp6-wo", "mxfp4-wo", "nvfp4-wo"),
 )
 DTYPES = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=["bf16", "fp16", "fp32"])
-
-
-@pytest.fixture(params=[pytest.param(name, marks=compiled) for name in ISAS])
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param not in AVAILABLE:
-        pytest.skip(f"this processor runs {', '.join(AVAILABLE)}")
-    assert isinstance(LIBRARY, Library)
-    monkeypatch.setattr(LIBRARY, "isa", ISAS[request.param])
-    assert LIBRARY.isa_name == request.param
-    return request.param
 
 
 def kernel(op: str) -> Impl:

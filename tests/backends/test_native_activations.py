@@ -9,29 +9,16 @@ import torch
 from torch import Tensor
 
 from bitport.backends import cpu
-from bitport.backends.cpu.native import ISAS, Library
 from bitport.layouts import repack
 from bitport.numerics import Quantized, quantize
 from bitport.ops import OPS, Weight
 from bitport.ops.linear_then import FOLLOWING, follow
 from bitport.schemes import preset
 from tests.backends.products import products
-from tests.backends.taken import takes
+from tests.backends.taken import compiled, takes
 
 LIBRARY = cpu.LIBRARY
-AVAILABLE = LIBRARY.available if isinstance(LIBRARY, Library) else ()
-pytestmark = [
-    pytest.mark.skipif(not AVAILABLE, reason="the native kernels were not compiled"),
-    pytest.mark.usefixtures("own_tables"),
-]
-
-
-@pytest.fixture(params=list(ISAS))
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param not in AVAILABLE:
-        pytest.skip(f"this processor runs {', '.join(AVAILABLE)}")
-    monkeypatch.setattr(LIBRARY, "isa", ISAS[request.param])
-    return request.param
+pytestmark = [compiled, pytest.mark.usefixtures("own_tables")]
 
 
 def identity(n: int) -> Weight:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitport.backends import cpu
 from bitport.backends.cpu.attention import _tokens
 from bitport.backends.cpu.native import Library
 from bitport.cache import KeyValueStore
@@ -17,8 +16,9 @@ from bitport.numerics import sqnr
 from bitport.ops import OPS, Sample, Weight, decide, use_kernel
 from bitport.ops.attention import AttentionArgs, sample
 from bitport.report.memory import peak, resident
+from tests.backends.taken import compiled
 
-pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
+pytestmark = compiled
 CPU = torch.device("cpu")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 

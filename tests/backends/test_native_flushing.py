@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 import bitport as bp
-from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
 from bitport.ops import OPS, decide
 from bitport.ops.attention import sample
 from bitport.ops.convert import format_json
 from bitport.schemes import preset
+from tests.backends.taken import compiled
 
 pytestmark = [
-    pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled"),
+    compiled,
     pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor does not flush"),
 ]
 WEIGHTS = pytest.mark.parametrize(("scheme", "dtype"), [("int4-g32", torch.float16), ("nvfp4-wo", torch.bfloat16)])

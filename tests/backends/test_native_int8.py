@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.backends import cpu
-from bitport.backends.cpu.native import ISAS, Library
+from bitport.backends.cpu.native import Library
 from bitport.numerics import Format, Quantized, fake_quantize, quantize
 from bitport.ops import OPS, Weight, samples
 from bitport.ops.reference import value_of
@@ -20,7 +20,6 @@ from bitport.ops.reference import value_of
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CPU = torch.device("cpu")
 LIBRARY = cpu.LIBRARY
-AVAILABLE = LIBRARY.available if isinstance(LIBRARY, Library) else ()
 DTYPES = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=["bf16", "fp16", "fp32"])
 ACTS = ("int8", "int8-asym", "int8-tensor")
 FORMATS = {
@@ -85,15 +84,6 @@ def identity(k: int) -> Product:
 def scale_for(x: Tensor, act: str, given: bool) -> Tensor | None:
     """A static scale that clips the largest tenth of the range."""
     return (x.float().abs().amax() / 140).reshape(1, 1) if given and act == "int8-tensor" else None
-
-
-@pytest.fixture(params=[name for name in ISAS])
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param not in AVAILABLE:
-        pytest.skip(f"this processor runs {', '.join(AVAILABLE) or 'no native kernels: they were not compiled'}")
-    assert isinstance(LIBRARY, Library)
-    monkeypatch.setattr(LIBRARY, "isa", ISAS[request.param])
-    return request.param
 
 
 @DTYPES

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport import plugins
-from bitport.backends import cpu
 from bitport.backends.cpu import moment_tables
-from bitport.backends.cpu.native import Library
 from bitport.errors import KernelError
 from bitport.numerics import Format, number_type
 from bitport.numerics.types import STATE_TYPES
@@ -22,8 +20,9 @@ from bitport.ops import IMPLS, use_kernel
 from bitport.ops.optimizer_step import STEP, Moment, Numbers, ParamStep, generic, optimizer_step
 from bitport.tensor import QTensor
 from bitport.train.optim import SGD, STATES, Adam, AdamW, Lion, LowBitOptimizer
+from tests.backends.taken import compiled
 
-pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
+pytestmark = compiled
 SHAPES = ((20, 320), (256, 21), (5000,), (6, 512), (), (3, 64), (7, 130), (2, 3, 15, 15), (3, 1))
 """Whole vectors and remainders, short rows, odd rows, one number."""
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
@@ -39,11 +38,6 @@ FORMATS = [
     *((name, False) for name in ("dynamic8", "dynamic4", "float8_e4m3")),
     *((name, True) for name in ("udynamic8", "ulinear4", "float8_e4m3")),
 ]
-
-
-@pytest.fixture
-def isa(library: Library) -> str:
-    return library.isa_name
 
 
 def give_gradients(optimizer: torch.optim.Optimizer, seed: int) -> None:

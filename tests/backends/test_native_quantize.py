@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 import bitport as bp
-from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
 from bitport.layouts import large_pages
 from bitport.numerics import NUMBER_TYPES, Format, NumberType, Quantized
 from bitport.ops import decide, select, use_kernel
 from bitport.ops.convert import format_json, from_list
 from bitport.schemes import PRESETS, preset
+from tests.backends.taken import compiled
 
-pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
+pytestmark = compiled
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 NAMES = (

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import bitport as bp
-from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
 from bitport.numerics import fake_quantize
 from bitport.ops.native_codes import ACTS, INTEGER_ACTS
 from bitport.ops.product import operand
+from tests.backends.taken import compiled
 
-pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
+pytestmark = compiled
 K = 240
 """Fills neither a last block of 32 nor one of 128."""
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
