@@ -59,6 +59,12 @@ def test_a_coarse_unit_keeps_the_budget_and_is_as_good_as_a_little_less(seed: in
         assert error <= totals(options, choose(options, smaller))[1] * (1 + 1e-12)
 
 
+def test_a_coarse_unit_does_not_matter_where_the_budget_holds_everything() -> None:
+    """In units of 7 bytes all weights take 5 * 8 + 4 * 7 = 68, though the 446 bytes themselves are only 63."""
+    options = [[Option(10, 1.0), Option(60 - at % 2, 0.0)] for at in range(9)]
+    assert choose(options, 10**9, states=64) == [1] * 9
+
+
 @pytest.mark.parametrize("error", [math.nan, math.inf])
 def test_an_option_whose_outputs_are_no_numbers_comes_last(error: float) -> None:
     """Such as a float16 model that overflows. The budget is never exceeded."""

@@ -34,11 +34,10 @@ def choose(options: Sequence[Sequence[Option]], budget: int, states: int = STATE
     check_least(least, budget)
     left = budget - sum(least)
     extra = [[option.nbytes - low for option in each] for each, low in zip(options, least, strict=True)]
-    left = min(left, sum(max(each) for each in extra))
     unit = max(math.gcd(*(size for each in extra for size in each)), 1)
-    unit = max(unit, math.ceil(left / states))
+    unit = max(unit, math.ceil(min(left, sum(map(max, extra))) / states))
     sizes = [[math.ceil(size / unit) for size in each] for each in extra]
-    room = left // unit
+    room = min(left // unit, sum(map(max, sizes)))
     best = torch.zeros(room + 1, dtype=torch.float64, device="cpu")  # the least error within that many units
     taken: list[torch.Tensor] = []
     for each, size in zip(options, sizes, strict=True):
