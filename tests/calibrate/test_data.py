@@ -59,9 +59,12 @@ def numpy_ids(file: Path) -> Path:
     return file
 
 
-def tensor_ids(file: Path) -> Path:
-    save_file({"ids": torch.tensor([97, 98, 99, 100], dtype=torch.int32)}, file)
-    return file
+def tensor_ids(dtype: torch.dtype) -> Callable[[Path], Path]:
+    def make(file: Path) -> Path:
+        save_file({"ids": torch.tensor([97, 98, 99, 100], dtype=dtype)}, file)
+        return file
+
+    return make
 
 
 KINDS: dict[str, tuple[str, Callable[[Path], Path], str]] = {
@@ -69,7 +72,10 @@ KINDS: dict[str, tuple[str, Callable[[Path], Path], str]] = {
     "lines with separators": ("a.jsonl", odd_lines, "a\u2028b\x85c"),
     "a directory": ("data", folder, "efabcd"),
     "numpy": ("a.npy", numpy_ids, "abcd"),
-    "safetensors": ("a.safetensors", tensor_ids, "abcd"),
+    **{
+        f"safetensors, {dtype}": ("a.safetensors", tensor_ids(dtype), "abcd")
+        for dtype in (torch.int32, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+    },
 }
 
 
@@ -124,6 +130,14 @@ def test_a_seed_draws_windows_from_all_over(tmp_path: Path) -> None:
     assert letters(token_batches(long, encode, window=4, tokens=12, seed=3)) != ["ABCD", "EFGH", "IJKL"]
 
 
+@pytest.mark.parametrize(("window", "tokens"), [(8, 5), (4, 6), (4, 7), (4, 8)])
+def test_a_seed_draws_as_many_tokens_as_were_asked_for(tmp_path: Path, window: int, tokens: int) -> None:
+    (tmp_path / "a.txt").write_text("abcdefgh" * 10)
+    found = token_batches(tmp_path / "a.txt", encode, window=window, tokens=tokens, seed=0)
+    expected = [window] * (tokens // window) + [tokens % window] * (tokens % window > 0)
+    assert [batch.shape[1] for batch in found] == expected
+
+
 def objects(file: Path) -> None:
     np.save(file, np.array([{}], dtype=object), allow_pickle=True)
 
@@ -140,6 +154,11 @@ PROBLEMS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "floats": ("a.npy", lambda file: np.save(file, np.ones(4)), "cannot read token ids"),
     "float tensors": ("a.safetensors", lambda file: save_file({"a": torch.ones(4)}, file), "not token ids"),
     "negative ids": ("a.npy", lambda file: np.save(file, np.array([1, -1])), "negative"),
+    "ids beyond int64": (
+        "a.safetensors",
+        lambda file: save_file({"a": torch.tensor([1, 2**63], dtype=torch.uint64)}, file),
+        "above 2",
+    ),
     "no safetensors": ("a.safetensors", lambda file: file.write_text("x"), "cannot read token ids"),
 }
 

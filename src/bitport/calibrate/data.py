@@ -59,8 +59,8 @@ def token_batches(
     if draw is None:
         return pieces
     whole = [piece for piece in pieces if piece.shape[1] == window] or pieces
-    chosen = torch.randperm(len(whole), generator=draw, device="cpu")[: max(1, tokens // window)]
-    return [whole[at] for at in chosen.tolist()]
+    chosen = torch.randperm(len(whole), generator=draw, device="cpu")[: -(-tokens // window)]
+    return list(torch.cat([whole[at] for at in chosen.tolist()], 1)[:, :tokens].split(window, 1))
 
 
 def _documents(path: Path, draw: torch.Generator | None) -> Iterator[str]:
@@ -143,6 +143,7 @@ def _stored_ids(file: Path) -> Tensor:
         raise ArgumentError(f"cannot read token ids from {file}: {error}") from error
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ArgumentError(f"{file} holds {ids.dtype}, not token ids")
+    ids = ids.reshape(-1).to(torch.int64)  # before the comparison, which torch lacks for unsigned integers
     if bool((ids < 0).any()):
-        raise ArgumentError(f"{file} holds negative token ids")
-    return ids.reshape(-1).to(torch.int64)
+        raise ArgumentError(f"{file} holds negative token ids, or some above 2^63 - 1")
+    return ids
