@@ -101,6 +101,8 @@ def test_the_longest_preset_that_fits_is_meant() -> None:
         pytest.param("int4-g0", "unknown suffix 'g0'", id="group-of-none"),
         pytest.param("int4-g-32", "unknown suffix 'g'", id="group-negative"),
         pytest.param("int4-g032", "unknown suffix 'g032'", id="group-with-a-zero"),
+        pytest.param("int4-g4294967296", "whole numbers >= 0 and < 2.31", id="group-too-long"),
+        pytest.param("int4-g" + "9" * 5000, "unknown suffix 'g999", id="group-of-5000-digits"),
         pytest.param("int4-b8", "unknown suffix 'b8'", id="block-of-one-number"),
         pytest.param("int4-b0x8", "unknown suffix 'b0x8'", id="block-of-no-rows"),
         pytest.param("int4-nope", r"unknown suffix 'nope'; allowed: .*channel.*sym.*wo", id="no-such-suffix"),

@@ -49,6 +49,8 @@ PRESETS: dict[str, Scheme] = {
 
 ZERO_SUFFIX = {"sym": "none", "asym": "int", "fzero": "float"}
 BLOCK_SUFFIX = {"tensor": TENSOR, "channel": CHANNEL}
+NUMBER = r"[1-9][0-9]{0,9}"
+"""Of more digits than a block can have; Python refuses to read thousands of them."""
 SUFFIXES = ("g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo", "static")
 
 
@@ -106,9 +108,9 @@ def _read(suffix: str) -> dict[str, object] | None:
         return {"zero": ZERO_SUFFIX[suffix]}
     if suffix in BLOCK_SUFFIX:
         return {"block": BLOCK_SUFFIX[suffix]}
-    if match := re.fullmatch(r"g([1-9]\d*)", suffix):
+    if match := re.fullmatch(rf"g({NUMBER})", suffix):
         return {"block": (1, int(match[1]))}
-    if match := re.fullmatch(r"b([1-9]\d*)x([1-9]\d*)", suffix):
+    if match := re.fullmatch(rf"b({NUMBER})x({NUMBER})", suffix):
         return {"block": (int(match[1]), int(match[2]))}
     return None
 
