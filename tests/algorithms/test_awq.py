@@ -58,6 +58,16 @@ def test_large_inputs_are_kept_precise(scheme: str) -> None:
     assert float(found.scale[::29].mean()) > 2 * float(found.scale.mean())
 
 
+@pytest.mark.parametrize("scheme", ["int3-g32", "int4-channel", "nf4"])
+def test_wide_columns_do_not_cost_the_others_their_precision(scheme: str) -> None:
+    """They set the scale of their block although their inputs are like all others."""
+    w = weight()
+    w[:, ::7] *= 8
+    found = search([factor(w, inputs(), scheme)], (150,))
+    assert found.gain > 2
+    assert float(found.scale[::7].mean()) < float(found.scale.mean()) / 2
+
+
 @pytest.mark.parametrize("steps", [2, 10, 20, 50])
 @pytest.mark.parametrize("scheme", ["int3-g32", "int4-channel", "mxfp4"])
 def test_the_next_steps_of_alpha_are_no_better(scheme: str, steps: int) -> None:

@@ -63,6 +63,7 @@ def test_a_coarse_unit_does_not_matter_where_the_budget_holds_everything() -> No
     """In units of 7 bytes all weights take 5 * 8 + 4 * 7 = 68, though the 446 bytes themselves are only 63."""
     options = [[Option(10, 1.0), Option(60 - at % 2, 0.0)] for at in range(9)]
     assert choose(options, 10**9, states=64) == [1] * 9
+    assert choose([[Option(1, 1.0), Option(10**15, 0.0)]], 10**15) == [1]
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 import bitport as bp
@@ -303,6 +304,7 @@ HEADERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "beyond counting": (lambda header: first(header).update(shape=[2**47, 2**47, 0]), "below 2.63 elements"),
     "too short": (lambda header: first(header).update(data_offsets=[0, 1023]), "cannot be bytes"),
     "huge shape": (lambda header: first(header).update(shape=[2**40, 0]), "cannot be bytes"),
+    "65 dimensions": (lambda header: first(header).update(shape=[32, 32] + [1] * 63), "at most 64 dimensions"),
     "other shape": (lambda header: first(header).update(shape=[16, 64]), r"is U8 \[16, 64\], the manifest says"),
     "other dtype": (lambda header: first(header).update(dtype="I8"), r"is I8 \[32, 32\], the manifest says"),
     "unknown dtype": (lambda header: first(header).update(dtype="U9"), "has the dtype 'U9'"),
@@ -364,6 +366,16 @@ def test_a_header_too_long_to_be_one(tmp_path: Path) -> None:
         SafetensorsReader(path)
     assert tracemalloc.get_traced_memory()[1] < HEADER // 100
     tracemalloc.stop()
+
+
+def test_a_file_cut_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.ones(2**16), "b": torch.ones(2**16)}, path)
+    with SafetensorsReader(path) as reader:
+        os.truncate(path, path.stat().st_size - 4)
+        assert torch.equal(reader.read("a"), torch.ones(2**16))
+        with pytest.raises(CheckpointError, match="not a whole safetensors file: it ends inside b"):
+            reader.read("b")
 
 
 def test_a_header_that_names_a_tensor_twice(saved: Path) -> None:

@@ -9,6 +9,7 @@ from bitport.errors import ArgumentError
 from bitport.schemes import PRESETS, preset
 from bitport.tensor import QTensor, quantize_tensor
 from bitport.tensor.combine import concatenated, stacked
+from bitport.tensor.parts import check_parts
 
 SCHEMES = [*PRESETS, "int4-g32-sym", "int4-fzero", "int8-tensor", "fp8-b32x64", "int3-b48x32", "nf4-channel"]
 
@@ -32,6 +33,7 @@ def test_beside(scheme: str, sizes: tuple[int, ...]) -> None:
     pieces = [piece(scheme, n) for n in sizes]
     whole = concatenated(pieces)
     assert whole.shape == (sum(sizes), 128)
+    check_parts(whole.parts, whole.scheme.weight, whole.matrix)  # as a checkpoint of it is checked when it is read
     assert torch.equal(whole.dequantize(), torch.cat([each.dequantize() for each in pieces]))
 
 
@@ -78,8 +80,9 @@ def test_what_the_whole_has_once() -> None:
     assert torch.equal(whole.act_scale, scale)
     with pytest.raises(ArgumentError, match="the pieces differ in act_scale"):
         concatenated([piece("int8-static", act_scale=scale), piece("int8-static", act_scale=other)])
-    with pytest.raises(ArgumentError, match="each has its own pre_scale, the whole only one"):
-        stacked([piece("int4", pre_scale=torch.rand(128)), piece("int4")])
+    for others in ({}, {"pre_scale": torch.rand(128)}):
+        with pytest.raises(ArgumentError, match="each has its own pre_scale, the whole only one"):
+            stacked([piece("int4", pre_scale=torch.rand(128)), piece("int4", **others)])
 
 
 def test_unlike_pieces() -> None:
