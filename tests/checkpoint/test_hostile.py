@@ -282,6 +282,16 @@ def test_cut_shard(size: int, saved: Path) -> None:
     refused(saved, "not a whole safetensors file")
 
 
+def test_a_later_shard_is_cut(saved: Path) -> None:
+    """The model is unchanged, though the shards before it are whole."""
+    model = build()
+    bp.quantize_(model, "int4-g32")
+    bp.save(model, saved, shard_size=1, overwrite=True)
+    shard = sorted(saved.glob("*.safetensors"))[-1]
+    os.truncate(shard, shard.stat().st_size - 1)
+    refused(saved, "not a whole safetensors file")
+
+
 def first(header: dict[str, Any]) -> dict[str, Any]:
     return header[f"{WEIGHT}.qdata"]
 
