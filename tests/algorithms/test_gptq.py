@@ -22,7 +22,7 @@ from .weights import DTYPES, SCHEMES, inputs, output_error, seen, value, weight
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "fp8-b8x32", "nf4-b8x32", "int4-b8x32-fzero"])
 def test_outputs_are_nearer_than_those_of_plain_rounding(scheme: str, dtype: torch.dtype) -> None:
     """No row is worse, since rows that would be are rounded to nearest; all rows together are much better."""
     w, x, fmt = weight(dtype=dtype), inputs(), preset(scheme).weight
