@@ -62,6 +62,23 @@ def test_adapters_over_quantized_weights(scheme: str, tmp_path: Path) -> None:
         assert torch.equal(loaded(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
 
+def test_adapters_of_a_quantized_head_are_saved_alone(tmp_path: Path) -> None:
+    """PEFT would write the head beside them, into a safetensors file."""
+
+    def quantized() -> torch.nn.Module:
+        base = model_of()
+        bp.quantize_(base, "int4-g32")
+        return base
+
+    model = adapted(quantized(), target_modules=["q_proj", "lm_head"], init_lora_weights=False)
+    with pytest.raises(bp.errors.ArgumentError, match="save_embedding_layers=False"):
+        model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, save_embedding_layers=False)
+    loaded = peft.PeftModel.from_pretrained(quantized(), tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
 def experts_of() -> torch.nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -88,14 +105,16 @@ def test_adapters_that_add_to_weights(make: Callable[[], torch.nn.Module], optio
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_adapters_are_merged_once_the_model_is_a_float_one() -> None:
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_are_merged_once_the_model_is_a_float_one(dora: bool) -> None:
+    """LoRA adds to a weight in place, DoRA assigns the sum to its .data."""
     base = model_of()
     bp.quantize_(base, "int4-g32")
-    model = adapted(base)
+    model = adapted(base, use_dora=dora)
     trained(model)
     with torch.no_grad():
         wanted = model(input_ids=IDS).logits
-        with pytest.raises(NotImplementedError, match=r"bitport.dequantize_\(model\), as before adapters are merged"):
+        with pytest.raises(bp.errors.BitportError, match=r"dequantize_\(model\), as before adapters are merged"):
             model.merge_and_unload()
         assert torch.equal(model(input_ids=IDS).logits, wanted)
         merged = bp.dequantize_(model).merge_and_unload()

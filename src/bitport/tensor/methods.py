@@ -17,7 +17,8 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     """``param.data = q``, including the parts, which torch's own setter does not replace."""
     if not (isinstance(self, QTensor) and isinstance(value, QTensor)):
         raise ArgumentError(
-            "the .data of a quantized tensor can only be another one; assign a new nn.Parameter instead"
+            "the .data of a quantized tensor can only be another one: assign a new nn.Parameter instead, or make the "
+            "model a float one, bitport.dequantize_(model), as before adapters are merged"
         )
     with torch._C.DisableTorchFunctionSubclass():
         SET_DATA(self, value)
@@ -40,7 +41,8 @@ def _storage(q: QTensor) -> NoReturn:
     raise ArgumentError(
         "a quantized tensor lies in several storages, its parts; to write a model use bitport.save(model, directory), "
         "or save_model of bitport.integrations.huggingface for one of transformers or diffusers; save_state of "
-        "accelerate takes it with safe_serialization=False"
+        "accelerate takes it with safe_serialization=False, and save_pretrained of PEFT writes adapters without "
+        "weights of the model with save_embedding_layers=False"
     )
 
 
