@@ -67,9 +67,9 @@ def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor
     if isinstance(input, QTensor) or not isinstance(weight, QTensor):
         raise ArgumentError("F.linear takes a quantized tensor as its weight only; dequantize() the input")
     if not weight.is_rows:
-        turned = weight.transposed and weight.dim() == 2
-        seen = "is a transposed view [K, N]: pass weight.t()" if turned else f"has shape {[*weight.shape]}"
-        raise ArgumentError(f"F.linear wants a weight [N, K]; this QTensor {seen}")
+        if weight.dim() != 2:
+            raise ArgumentError(f"F.linear wants a weight [N, K]; this QTensor has shape {[*weight.shape]}")
+        return F.linear(input, weight.dequantize(input.dtype), bias)  # sums over N: a tied decoder
     return product(input, weight, bias)
 
 

@@ -58,6 +58,13 @@ def _along_n(g: Tensor, w: TrainedTensor) -> Tensor:
 matmul = _matmul(torch.matmul)
 
 
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if isinstance(weight, TrainedTensor) and weight.rounding.transposed and not isinstance(input, TrainedTensor):
+        y = matmul(input, weight.mT)  # sums over N: a tied decoder
+        return y if bias is None else y + bias
+    return linear(input, weight, bias)
+
+
 def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return added(matmul(mat1, mat2), input, beta, alpha)
 
@@ -101,7 +108,7 @@ def _refused_aten(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 FUNCTIONS.update(
-    {F.linear: linear, F.embedding_bag: embedding_bag, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm}
+    {F.linear: _linear, F.embedding_bag: embedding_bag, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm}
 )
 FUNCTIONS[F.multi_head_attention_forward] = attention_by(_rows_apart)
 FUNCTIONS[TRACED_GROUPED_MM] = grouped_mm
@@ -124,7 +131,7 @@ FUNCTIONS.update(
 # inference_mode dispatches these without decomposing them
 ATEN.update(
     {
-        aten.linear.default: lambda func, *args: linear(*args),
+        aten.linear.default: lambda func, *args: _linear(*args),
         aten.matmul.default: lambda func, *args: _matmul(func.decompose)(*args),
     }
 )

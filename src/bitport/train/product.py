@@ -126,7 +126,5 @@ def refuse_transforms() -> None:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if isinstance(input, TrainedTensor) or not isinstance(weight, TrainedTensor):
         raise ArgumentError("F.linear takes a weight in training as its weight only, not as its input")
-    if weight.rounding.transposed:
-        raise ArgumentError("this weight is the transposed view [K, N]; F.linear wants [N, K]: pass weight.t()")
     refuse_transforms()
     return Product.apply(autocasted(input), weight, bias)
