@@ -109,13 +109,9 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
     check_model(model)
     refuse_fsdp(model, "dequantize_")
     refuse_offloaded(model)
-    for name, module in model.named_modules():
-        if isinstance(module, ParametrizationList) and any(
-            isinstance(own(param), QTensor) for param in module.parameters()
-        ):
-            raise ArgumentError(
-                f"{name} computes a weight from a quantized one: call bitport.train.convert_(model) first"
-            )
+    if learned := sorted(name for name, _ in _learned(model).values()):
+        scales = f"the scales of {shortened(learned, 3)}"
+        raise ArgumentError(f"{scales} are being learned: call bitport.train.convert_(model) first")
     _refuse_trained(model)
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():

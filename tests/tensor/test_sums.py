@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+import bitport
 from bitport.tensor import QTensor
 
 Make = Callable[..., QTensor]
@@ -58,3 +61,28 @@ def test_products_are_added_to_a_stack_of_experts(make: Make) -> None:
 def test_other_sums_are_refused(make: Make, summed: Callable[[QTensor], Tensor]) -> None:
     with pytest.raises(NotImplementedError, match=r"is not defined on a QTensor.*bitport.dequantize_\(model\)"):
         summed(make())
+
+
+class LowRank(nn.Module):
+    """An adapter that is a parametrization of a weight."""
+
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(4, k)), nn.Parameter(torch.randn(n, 4))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.b @ self.a
+
+
+def test_an_adapter_is_merged_by_parametrize_once_the_model_is_a_float_one() -> None:
+    """dequantize_ took every parametrization of a quantized weight for learned scales, and asked for convert_."""
+    layer, x = nn.Linear(96, 64), torch.randn(3, 96)
+    bitport.quantize_(layer, "int4-g32")
+    parametrize.register_parametrization(layer, "weight", LowRank(64, 96))
+    value = layer.weight.double()
+    wanted = F.linear(x.double(), value, layer.bias.double())
+    for _ in ("quantized", "float"):
+        torch.testing.assert_close(layer(x).double(), wanted, rtol=1e-5, atol=1e-5)
+        bitport.dequantize_(layer)
+    parametrize.remove_parametrizations(layer, "weight")
+    assert torch.equal(layer.weight.double(), value)
