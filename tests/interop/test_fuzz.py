@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bitport.checkpoint import quantize_files
-from bitport.errors import BitportError
+from bitport.errors import BitportError, CheckpointError
 from bitport.interop import convert
 
 from ..checkpoint.test_fuzz import damaged
@@ -115,3 +115,23 @@ def another(said: Any, chance: random.Random) -> Any:
     at = chance.choice(list(inner))
     said[at] = another(said[at], chance)
     return said
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "a setting": ("bits", 5, ""),
+    "a long setting": ("bits", "4" * 10**5, ""),
+    "a tensor": ("bits", 8, "model.layers.0.self_attn.q_proj.weight"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_says_where_and_is_short(name: str, tmp_path: Path) -> None:
+    """A reader sees one configuration, or the tensors of one weight; its errors get the path and the weight."""
+    key, value, weight = WRONG[name]
+    said, tensors, _ = READ["TheBloke/Llama-2-7B-Chat-GPTQ"]
+    path = written(tmp_path / "source", {**said, key: value}, tensors)
+    with pytest.raises(CheckpointError) as caught:
+        convert(path, tmp_path / "out", progress=False)
+    assert str(path) in str(caught.value)
+    assert weight in str(caught.value)
+    assert len(str(caught.value)) < 2000

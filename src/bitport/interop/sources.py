@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +33,9 @@ from bitport.tensor import QTensor
 MISTRAL = "params.json"
 """The configuration file of Mistral's own programs, instead of a config.json. Such checkpoints use other tensor names
 and another order of rows in query and key projections."""
+
+LONGEST = 1500
+"""Characters of a reader's error message."""
 
 
 class Readable(Protocol):
@@ -78,11 +82,16 @@ class Foreign:
             )
         self.path, self.format = path, str(said.get("quant_method"))
         if self.format not in READERS:
-            how = f"by {self.format!r}" if said.get("quant_method") else "and does not say how (quant_method)"
+            how = (
+                f"by {reprlib.repr(self.format)}" if said.get("quant_method") else "and does not say how (quant_method)"
+            )
             raise CheckpointError(f"{path} is quantized {how}; {', '.join(READERS)} are read")
-        self.reader: Reader = READERS[self.format](said, self._dtype())
-        self.reader.metadata, self.reader.model = self.files.metadata, self.files.config
-        self.weights = self.reader.weights(self.files.stored)
+        try:
+            self.reader: Reader = READERS[self.format](said, self._dtype())
+            self.reader.metadata, self.reader.model = self.files.metadata, self.files.config
+            self.weights = self.reader.weights(self.files.stored)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {_short(error)}") from error
         names = {weight.name for weight in self.weights}
         self.tied = {alias: name for alias, name in self.files.tied.items() if alias not in names}
         dropped = {**self.reader.dropped(self.files.stored), **self._zero_biases()}
@@ -127,8 +136,8 @@ class Foreign:
     def _read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         try:
             value = self.reader.read(weight, tensors)
-        except ArgumentError as error:
-            raise CheckpointError(f"{self.path}: {weight.name} is no valid {self.format}: {error}") from error
+        except (ArgumentError, CheckpointError) as error:
+            raise CheckpointError(f"{self.path}: {weight.name} is no valid {self.format}: {_short(error)}") from error
         module = target_of(weight.name, tuple(value.shape), value.dtype, self.files.model_type)
         conv1d = module is not None and module.kind == "linear" and module.transposed
         return value.t() if conv1d else value
@@ -224,6 +233,12 @@ def source_of(path: Path, config: Path | None = None) -> Readable:
     if ours:
         return Own(path)
     return Foreign(path) if model is None else gguf.Gguf(model)
+
+
+def _short(error: BitportError) -> str:
+    """The message, which may quote a value of the file of any length."""
+    text = str(error)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def method_of(path: Path) -> str | None:
