@@ -166,7 +166,7 @@ def test_bad_inputs_are_told(bad: float) -> None:
     inputs = Inputs((), 4)
     inputs.add(torch.tensor([1.0, bad, 0.0, 0.0]))
     with pytest.raises(ArgumentError, match="NaN or infinity at the input of some"):
-        check_inputs("some.weight", inputs)
+        check_inputs({"some.weight": inputs})
 
 
 def test_the_products_of_attention_are_seen() -> None:

@@ -14,6 +14,7 @@ inputs are those of the unquantized model, which then has to run as a whole.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -120,8 +121,7 @@ class Walk:
             yield seen
         if last == len(self.order):
             with self._outside(), self._sizes(REST, targets, found) as seen:
-                for _ in self._around():
-                    pass
+                self.processes.each(lambda: collections.deque(self._around(), 0))
             yield seen
         for name in self.order:
             self.store.drop(name)
@@ -149,10 +149,14 @@ class Walk:
         """Run a block to store the inputs of the next."""
         name = self.order[at]
         block = self.model.get_submodule(name)
-        with in_use(self.model):
+
+        def run() -> None:
             for batch, call in enumerate(self._calls(at)):
                 leaves = tree_leaves(run_fresh(block, call))
                 self.store.put(name, batch, _used(self.record, batch, at, leaves))
+
+        with in_use(self.model):
+            self.processes.each(run)
 
     def _first(self) -> int:
         """The first block whose outputs are not stored yet."""
@@ -161,11 +165,15 @@ class Walk:
 
     def _forget_first(self, later: int) -> None:
         """Drop tensors that only the first block is given, such as the embedded tokens."""
-        for batch in range(len(self.batches)):
-            held = self.store.get(GIVEN, batch)
-            used = {at for name in self.order[later:] for at in self.record.uses(batch, name, Given)}
-            if set(held) - used:
-                self.store.put(GIVEN, batch, {at: held[at] for at in used})
+
+        def forget() -> None:
+            for batch in range(len(self.batches)):
+                held = self.store.get(GIVEN, batch)
+                used = {at for name in self.order[later:] for at in self.record.uses(batch, name, Given)}
+                if set(held) - used:
+                    self.store.put(GIVEN, batch, {at: held[at] for at in used})
+
+        self.processes.each(forget)
 
     @contextlib.contextmanager
     def _outside(self) -> Iterator[None]:
@@ -221,8 +229,7 @@ class Walk:
         steps = work or (run_fresh(module, batch) for batch in batches)
         with in_use(self.model):
             inputs = self._inputs(seen, steps) if seen else {}
-            for name, each in inputs.items():
-                check_inputs(name, each)
+            self.processes.each(lambda: check_inputs(inputs))
             if self.prepare is not None and seen:
                 self.prepare(step, module, batches, inputs)
         for target in targets:
@@ -239,7 +246,7 @@ class Walk:
         found = {name: each for name, each in watch.seen.items() if self.owner[name] == self.processes.rank}
         for _ in range(self.rounds):
             with Watch.of(self.model, targets, Rows) as rows:
-                next(steps, None)
+                self.processes.each(lambda: next(steps, None))
             for name, _, _ in rows.weights.values():  # the first of tied ones
                 self.processes.total(self.owner[name], found.get(name), rows.seen[name])
         return found

@@ -203,6 +203,7 @@ def _matrices(
             yield (at,), rows[..., at, :, :] if whole.shape[0] > 1 else rows
 
 
-def check_inputs(name: str, inputs: Inputs) -> None:
-    if not bool(inputs.gram.isfinite().all()):
-        raise ArgumentError(f"calibration gave NaN or infinity at the input of {name}")
+def check_inputs(inputs: Mapping[str, Inputs]) -> None:
+    for name, each in inputs.items():
+        if not bool(each.gram.isfinite().all()):
+            raise ArgumentError(f"calibration gave NaN or infinity at the input of {name}")

@@ -108,3 +108,22 @@ class Processes:
             raise failed
         result: T = found
         return result
+
+    def each(self, make: Callable[[], T]) -> T:
+        """Call ``make`` in every process and return its own result, or raise in every process the error of the first
+        that failed: the others may not go on to wait for it."""
+        if self.world == 1:
+            return make()
+        own: BitportError | None = BitportError(f"process {self.rank} failed: its own error says why")
+        errors: list[BitportError | None] = [None] * self.world
+        try:
+            result = make()
+            own = None
+        except BitportError as error:
+            own = error
+            raise
+        finally:
+            dist.all_gather_object(errors, own)
+        if failed := next(filter(None, errors), None):
+            raise failed
+        return result

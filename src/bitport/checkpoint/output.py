@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from bitport.calibrate.processes import Processes
 from bitport.checkpoint.concurrent_writers import clear, locked, manifest_text
 from bitport.checkpoint.dtypes import to_bytes
 from bitport.checkpoint.manifest import FOLDER, NAME, Manifest
@@ -51,11 +52,12 @@ class Output:
         *,
         resume: bool,
         overwrite: bool = False,
-        writes: bool = True,
+        processes: Processes | None = None,
     ) -> None:
         """``resume``: continue an earlier run, if there is one; ``overwrite``: discard it, and replace an existing
-        checkpoint. ``writes``: False if another process does the writing."""
-        self.writes = writes
+        checkpoint. ``processes``: those that all add the same tensors and finish the same steps; the first writes."""
+        self.processes = processes or Processes()
+        writes = self.processes.first
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
         self.staged = self.folder / STAGED
         check_free(directory, resume=resume, overwrite=overwrite)
@@ -87,21 +89,22 @@ class Output:
 
     def add(self, name: str, tensor: Tensor) -> None:
         self.names.add(name)
-        if self.writes:
-            self.writer.add(name, tensor)
+        self.processes.shared(0, lambda: self.writer.add(name, tensor))
 
     def finish(self, step: str) -> None:
         """Commit what was added since the last step to disk."""
         self.done.append(step)
-        if self.writes:
+
+        def commit() -> None:
             self.writer.end_shard()
             self._note()
+
+        self.processes.shared(0, commit)
 
     def keep_scales(self, act_scales: dict[str, float]) -> None:
         """Commit the scales, to survive a killed run."""
         self.act_scales = act_scales
-        if self.writes:
-            self._note()
+        self.processes.shared(0, self._note)
 
     def publish(self, tied: dict[str, str], order: Iterable[str], carry: Iterable[tuple[Path, str | Path]]) -> None:
         """Publish the checkpoint in the directory. ``order``: of the tensors in the manifest; ``carry``: (name, text or

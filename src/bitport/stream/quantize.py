@@ -118,17 +118,19 @@ class Stream:
         )
 
         def begin() -> None:
-            self.output = Output(self.directory, same, shard_size, resume=resume, overwrite=overwrite)
+            self.output = Output(
+                self.directory, same, shard_size, resume=resume, overwrite=overwrite, processes=self.processes
+            )
 
         self.processes.shared(0, begin)
         if not first:
-            self.output = Output(self.directory, same, shard_size, resume=True, writes=False)
+            self.output = Output(self.directory, same, shard_size, resume=True, processes=self.processes)
         self.walk: Walk | None = None
         self.memory: Memory | None = None
         try:
             self.place = Streamed(model, self.files, self.output, dtype, self.device)
             if not self.output.closed:  # otherwise only moving the files is left
-                self._plan(batches, memory_limit, on_disk=activations == "disk")
+                self.processes.each(lambda: self._plan(batches, memory_limit, on_disk=activations == "disk"))
         except BitportError:
             if first and self.output.fresh:
                 discard(self.directory)

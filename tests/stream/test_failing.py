@@ -1,0 +1,28 @@
+"""Several processes, one of which fails: all end with its error, and none waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests import ranks
+
+from .models import write
+
+CHECKS = "tests.stream.on_failing"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder: Path = tmp_path_factory.mktemp("failing")
+    write(folder)
+    return ranks.run(CHECKS, 2, folder)
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+@pytest.mark.xdist_group("stream with an error")  # started once, by one worker
+@pytest.mark.parametrize("check", ranks.names(CHECKS))
+def test_in_two_processes(told: dict[str, str], check: str) -> None:
+    assert told[check] == ""
