@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,26 @@ def test_tables(tmp_path: Path, suffix: str) -> None:
         token_batches(file, encode)
 
 
+def test_tables_that_lie(tmp_path: Path) -> None:
+    """pyarrow does not check what it maps: offsets beyond the characters make it read beyond the file."""
+    arrow = pytest.importorskip("pyarrow")
+    several = arrow.Table.from_arrays([arrow.array(["abc"]), arrow.array(["b"])], ["text", "text"])
+    text, whole = arrow.table({"text": ["abc"]}), struct.pack("<ii", 0, 3)
+    for told, data, changed in (
+        ("cannot read .* as a table", text, (whole, struct.pack("<ii", 0, 1 << 30))),
+        ("cannot read .* as a table: .*UTF8", text, (b"abc", b"ab\xe9")),
+        ("has the columns text, text", several, (b"", b"")),
+        ("holds int64, not strings", arrow.table({"text": [1, 2]}), (b"", b"")),
+    ):
+        file = tmp_path / "a.arrow"
+        with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_stream(sink, data.schema) as writer:
+            writer.write_table(data)
+        assert changed[0] in file.read_bytes()
+        file.write_bytes(file.read_bytes().replace(*changed, 1))
+        with pytest.raises(ArgumentError, match=told):
+            token_batches(file, encode)
+
+
 def test_a_table_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
@@ -142,6 +163,17 @@ def objects(file: Path) -> None:
     np.save(file, np.array([{}], dtype=object), allow_pickle=True)
 
 
+def sized(shape: str) -> Callable[[Path], object]:
+    """Ten integers that are said to be more."""
+    header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return lambda file: file.write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", 118) + header.encode() + bytes(80))
+
+
+def several(file: Path) -> None:
+    with file.open("wb") as opened:
+        np.savez(opened, a=np.arange(3), b=np.arange(3))
+
+
 PROBLEMS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "one token": ("a.txt", lambda file: file.write_text("a"), "gives 1 tokens"),
     "not JSON": ("a.jsonl", lambda file: file.write_text('{"text": "ab"}\nab'), "line 2: not JSON"),
@@ -151,14 +183,19 @@ PROBLEMS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "not there": ("nowhere.txt", lambda file: None, "cannot read"),
     "an empty directory": ("data", lambda file: file.mkdir(), "holds no .parquet"),
     "a pickle": ("a.npy", objects, "cannot read token ids"),
-    "floats": ("a.npy", lambda file: np.save(file, np.ones(4)), "cannot read token ids"),
+    "floats": ("a.npy", lambda file: np.save(file, np.ones(4)), "holds float64, not token ids"),
+    "truth values": ("a.npy", lambda file: np.save(file, np.array([True, False])), "holds bool, not token ids"),
+    "an empty file": ("a.npy", lambda file: file.write_bytes(b""), "cannot read token ids"),
+    "several arrays": ("a.npy", several, "holds several arrays, not token ids"),
+    "a size beyond the file": ("a.npy", sized(f"({1 << 40},)"), "cannot read token ids"),
+    "a size beyond counting": ("a.npy", sized(f"(0, {1 << 70})"), "cannot read token ids"),
+    "ids beyond counting": (
+        "a.safetensors",
+        lambda file: save_file({"a": torch.tensor([1, -1]).view(torch.uint64)}, file),
+        "2.63 and more",
+    ),
     "float tensors": ("a.safetensors", lambda file: save_file({"a": torch.ones(4)}, file), "not token ids"),
     "negative ids": ("a.npy", lambda file: np.save(file, np.array([1, -1])), "negative"),
-    "ids beyond int64": (
-        "a.safetensors",
-        lambda file: save_file({"a": torch.tensor([1, 2**63], dtype=torch.uint64)}, file),
-        "above 2",
-    ),
     "no safetensors": ("a.safetensors", lambda file: file.write_text("x"), "cannot read token ids"),
 }
 

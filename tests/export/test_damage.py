@@ -79,6 +79,7 @@ CONSTANT_CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "before": (lambda c: some(c).update(at=-64), "whole numbers"),
     "odd": (lambda c: some(c).update(at=some(c)["at"] + 1), "does not lie within"),
     "shape": (lambda c: some(c).update(shape=[-1]), "whole numbers"),
+    "beyond counting": (lambda c: some(c).update(shape=[1 << 40, 1 << 40, 0]), "2.63 elements or more"),
     "type": (lambda c: some(c).update(dtype="F31"), "no whole package"),
 }
 

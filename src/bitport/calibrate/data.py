@@ -108,19 +108,21 @@ def _column(file: Path) -> Iterator[str]:
     try:
         if file.suffix == ".parquet":
             table: Any = importlib.import_module("pyarrow.parquet").ParquetFile(file)
-            names, parts = table.schema_arrow.names, table.iter_batches(columns=["text"])
+            schema, parts = table.schema_arrow, table.iter_batches(columns=["text"])
         else:
             parts = arrow.ipc.open_stream(arrow.memory_map(str(file)))
-            names = parts.schema.names
-        if "text" not in names:
+            schema = parts.schema
+        if schema.get_field_index("text") < 0:  # or there are several
             raise ArgumentError(
-                f'{file} has the columns {shortened(names)}; the documents must be in one that is called "text"'
+                f'{file} has the columns {shortened(schema.names)}; the documents must be in one that is called "text"'
             )
+        kind = schema.field("text").type
+        if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+            raise ArgumentError(f'the column "text" of {file} holds {kind}, not strings')
         for part in parts:
-            for value in part.column("text").to_pylist():
-                if isinstance(value, str):
-                    yield value
-    except (OSError, arrow.ArrowException) as error:
+            part.validate(full=True)  # pyarrow trusts what it maps: offsets, lengths and the encoding of strings
+            yield from filter(None, part.column("text").to_pylist())
+    except (OSError, UnicodeDecodeError, arrow.ArrowException) as error:
         raise ArgumentError(f"cannot read {file} as a table: {error}") from error
 
 
@@ -134,16 +136,21 @@ def _pyarrow(file: Path) -> Any:
 def _stored_ids(file: Path) -> Tensor:
     """All integers of the file, in a row."""
     try:
-        if file.suffix == ".npy":
-            ids = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.int64, casting="safe"))
-        else:
-            with safe_open(file, "pt") as stored:
-                ids = stored.get_tensor(next(iter(stored.keys())))
-    except (OSError, ValueError, TypeError, StopIteration, SafetensorError) as error:
+        if file.suffix == ".npy":  # mapped, so that a size beyond the file is an error before memory is taken
+            held = np.load(file, mmap_mode="r", allow_pickle=False)
+            if not isinstance(held, np.ndarray) or held.dtype.kind not in "iu":
+                raise ArgumentError(f"{file} holds {getattr(held, 'dtype', 'several arrays')}, not token ids")
+            return _checked(file, torch.from_numpy(held.astype(np.int64)))
+        with safe_open(file, "pt") as stored:
+            ids = stored.get_tensor(next(iter(stored.keys())))
+    except (OSError, ValueError, TypeError, StopIteration, OverflowError, EOFError, SafetensorError) as error:
         raise ArgumentError(f"cannot read token ids from {file}: {error}") from error
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ArgumentError(f"{file} holds {ids.dtype}, not token ids")
-    ids = ids.reshape(-1).to(torch.int64)  # before the comparison, which torch lacks for unsigned integers
-    if bool((ids < 0).any()):
-        raise ArgumentError(f"{file} holds negative token ids, or some above 2^63 - 1")
-    return ids
+    return _checked(file, ids.to(torch.int64))
+
+
+def _checked(file: Path, ids: Tensor) -> Tensor:
+    if bool((ids < 0).any()):  # or uint64 from 2^63 on
+        raise ArgumentError(f"{file} holds negative token ids, or some of 2^63 and more")
+    return ids.reshape(-1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bitport.arguments import path_of
-from bitport.checkpoint.dtypes import READABLE, from_bytes
+from bitport.checkpoint.dtypes import READABLE, countable, from_bytes
 from bitport.checkpoint.safetensors_reader import ALIGNED, SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError, ExportError
 from bitport.export.archive import ArchiveReader
@@ -124,6 +124,8 @@ def _constant(data: Tensor, wanted: dict[str, Any]) -> Tensor:
     shape, at, dtype = wanted["shape"], wanted["at"], READABLE[wanted["dtype"]]
     if not all(type(number) is int and number >= 0 for number in (*shape, at)):
         raise ExportError(f"a constant of the shape {shape} at {at}: these must be whole numbers")
+    if not countable(shape):
+        raise ExportError(f"a constant of the shape {shape} has 2^63 elements or more")
     end = at + math.prod(shape) * dtype.itemsize
     if end > len(data) or at % dtype.itemsize:
         raise ExportError(f"{dtype} {shape} at {at} does not lie within the {len(data)} bytes of the weights")
