@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import save_file
@@ -95,6 +98,32 @@ def test_another_run_is_not_resumed(begun: Path, options: dict[str, object], wha
     with pytest.raises(ArgumentError, match=f"begun with another {what}: give the same"):
         quantize_files(begun / "hf", begun / "out", **{"recipe": "int4-g32", "resume": True, **options})  # type: ignore[arg-type]
     assert (begun / "out" / FOLDER / JOURNAL).is_file()
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a missing key": lambda journal: journal.pop("done"),
+    "another key": lambda journal: journal.update(more=1),
+    "steps": lambda journal: journal.update(done={}),
+    "names of steps": lambda journal: journal.update(done=[1]),
+    "no truth": lambda journal: journal.update(closed="no"),
+    "reports": lambda journal: journal.update(layers=[None]),
+    "a report": lambda journal: journal["layers"][0].update(sqnr="10"),
+    "a key of a report": lambda journal: journal["layers"][0].pop("name"),
+    "scales": lambda journal: journal.update(act_scales={"a": float("nan")}),
+    "no manifest": lambda journal: journal.update(manifest=None),
+    "text of no encoding": lambda journal: journal.update(manifest="\ud800"),
+    "another manifest": lambda journal: journal.update(manifest="{}"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_journal(name: str, begun: Path) -> None:
+    path = begun / "out" / FOLDER / JOURNAL
+    journal = json.loads(path.read_text())
+    DAMAGE[name](journal)
+    path.write_text(json.dumps(journal))
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        quantize_files(begun / "hf", begun / "out", "int4-g32", resume=True)
 
 
 def test_too_little_memory_is_told_before(tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
+import types
+import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +41,8 @@ from bitport.schemes import Plan
 JOURNAL = "journal.json"
 STAGED = "checkpoint"
 """The folder of the result, in which files that are carried over may have any name."""
+
+T = TypeVar("T")
 
 Fingerprint = dict[str, str]
 """Everything that determines the bytes of the result: name -> value, or a hash of it."""
@@ -64,14 +69,14 @@ class Output:
         if overwrite:
             discard(directory)
         state = _read(self.folder / JOURNAL, fingerprint)
-        self.fresh = not state
+        self.fresh = state is None
         """Whether there was no earlier run to continue."""
-        self.done: list[str] = state.get("done", [])
-        self.layers = {row["name"]: LayerReport(**row) for row in state.get("layers", [])}
-        self.closed: bool = state.get("closed", False)
-        self.act_scales: dict[str, float] | None = state.get("act_scales")
+        self.done: list[str] = state.done if state else []
+        self.layers = {layer.name: layer for layer in state.reports()} if state else {}
+        self.closed: bool = state.closed if state else False
+        self.act_scales: dict[str, float] | None = state.act_scales if state else None
         """Static input scales by weight, once measured."""
-        begun = parse_manifest(state["manifest"].encode(), self.folder / JOURNAL) if state else None
+        begun = parse_manifest(state.manifest.encode(errors="surrogatepass"), self.folder / JOURNAL) if state else None
         self.names = set(begun.tensors) if begun else set()
         self.resumed = len(self.done)
         with _resumable(self.folder):
@@ -80,7 +85,7 @@ class Output:
                 self._clear(set(begun.shards) if begun else set())
         digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
         self.writer = _Staged(self.staged, shard_size=shard_size, id=digest[:8], begun=begun)
-        if writes and not state:
+        if writes and self.fresh:
             self._note()
 
     @property
@@ -143,20 +148,54 @@ class Output:
                 path.unlink()
 
     def _note(self) -> None:
-        state = {
-            "fingerprint": self.fingerprint,
-            "done": self.done,
-            "closed": self.closed,
-            "act_scales": self.act_scales,
-            "layers": [dataclasses.asdict(layer) for layer in self.layers.values()],
-            "manifest": self.writer.manifest.to_json(),
-        }
+        layers = [dataclasses.asdict(layer) for layer in self.layers.values()]
+        manifest = self.writer.manifest.to_json()
+        state = _Journal(self.fingerprint, self.done, self.closed, self.act_scales, layers, manifest)
         new = self.folder / f"{JOURNAL}.new"
         with _resumable(self.folder):
             new.unlink(missing_ok=True)
-            write_new(new, json.dumps(state).encode())
+            write_new(new, json.dumps(dataclasses.asdict(state)).encode())
             os.replace(new, self.folder / JOURNAL)
             sync_directory(self.folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Journal:
+    """What the journal holds."""
+
+    fingerprint: dict[str, str]
+    done: list[str]
+    closed: bool
+    act_scales: dict[str, float] | None
+    layers: list[dict[str, Any]]
+    manifest: str
+
+    @classmethod
+    def of(cls, said: Any) -> _Journal:
+        """TypeError unless ``said`` holds all this."""
+        found = _typed(cls, said)
+        scales = (found.act_scales or {}).values()
+        if not all(isinstance(step, str) for step in found.done):
+            raise TypeError("done are no names of steps")
+        if not all(type(scale) is float and 0 < scale < math.inf for scale in scales):
+            raise TypeError("act_scales are no scales")
+        found.reports()
+        return found
+
+    def reports(self) -> list[LayerReport]:
+        return [_typed(LayerReport, row) for row in self.layers]
+
+
+def _typed(kind: type[T], said: Any) -> T:
+    """A dataclass whose fields have types that isinstance can check, apart from what is in lists and dicts."""
+    hints = typing.get_type_hints(kind)
+    if not isinstance(said, dict) or said.keys() != hints.keys():
+        raise TypeError(f"a {kind.__name__} has {', '.join(hints)}")
+    for name, hint in hints.items():
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if not isinstance(said[name], tuple(typing.get_origin(each) or each for each in kinds)):
+            raise TypeError(f"{name} is a {type(said[name]).__name__}")
+    return kind(**said)
 
 
 class _Staged(Writer):
@@ -251,16 +290,15 @@ def hashed(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, expected: Fingerprint) -> dict[str, Any]:
+def _read(path: Path, expected: Fingerprint) -> _Journal | None:
     if not path.is_file():
-        return {}
+        return None
     try:
-        state: dict[str, Any] = json.loads(path.read_bytes())
-        found = state["fingerprint"]
-        other = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        state = _Journal.of(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({error!r}); start again with --overwrite") from error
-    if other:
+    found = state.fingerprint
+    if other := [key for key in {**found, **expected} if found.get(key) != expected.get(key)]:
         raise ArgumentError(
             f"{path.parent} was begun with another {', '.join(sorted(other))}: give the same again, or start again "
             "with --overwrite"
