@@ -123,6 +123,7 @@ def damaged() -> list[tuple[File, str, Tensor | None]]:
         (fp4, "scale", torch.ones(2, 3).to(torch.float8_e4m3fn)),
         (fp4, "qdata", torch.zeros(2, 16, dtype=torch.int8)),
         (tiled, "scale", torch.ones(32, 8).to(torch.float8_e4m3fn)),
+        (tiled, "scale", torch.ones(32, 16)),
     ]
 
 

@@ -98,9 +98,7 @@ class ComfyWeight(NamedTuple):
         scale, wanted = tensor(self.scale), self.scheme.weight.scale_dtype(torch.float32)
         if wanted.itemsize > 1:
             return expect(scale, self.scale, FLOATS, grid).float()
-        if scale.dtype not in (torch.uint8, wanted):
-            raise CheckpointError(f"{self.scale} must be {wanted}, or uint8 that stands for it, not {scale.dtype}")
-        return unswizzled(scale, self.scale, grid).view(wanted)
+        return unswizzled(scale, self.scale, (wanted, torch.uint8), grid).view(wanted)
 
 
 def stored_in(reader: SafetensorsReader) -> dict[str, ComfyWeight]:

@@ -55,5 +55,5 @@ def _of_blocks(entry: Entry, tensors: Tensors, fmt: Format, scales: torch.dtype)
     if not isinstance(swizzled, (bool, type(None))):
         raise entry.fail("is_swizzled_scales", "true and false are read")
     if swizzled:
-        scale = unswizzled(scale, name, grid)
+        scale = unswizzled(scale, name, (scales,), grid)
     return Found(Quantized(qdata.contiguous(), expect(scale, name, (scales,), grid).contiguous()), fmt, shape)
