@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import bitport as bp
-from bitport.checkpoint import read_manifest
+from bitport.checkpoint import ModelState, read_manifest
 from bitport.checkpoint.manifest import NAME
 from bitport.checkpoint.safetensors_reader import HEADER, SafetensorsReader
 from bitport.errors import CheckpointError
@@ -437,3 +437,22 @@ def test_read_manifest_alone_trusts_nothing(saved: Path) -> None:
     edit(saved, put(*QDATA, "shape", value=[2**49]))
     with pytest.raises(CheckpointError):
         read_manifest(saved)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "told"),
+    [
+        ("zero", torch.full((32, 2), 17, dtype=torch.uint8), r"0\.weight was read, and is damaged: .* 0\.\.16"),
+        ("zero", torch.zeros(32, 2, dtype=torch.int64), r"zero\.uint8 is torch\.int64"),
+        ("qdata", torch.zeros(1, 32, dtype=torch.uint8), r"qdata\.uint8 is torch\.uint8 \[1, 32\]; the model has"),
+        ("scale", "x", "is str; the model has"),
+    ],
+)
+def test_a_state_for_distributed_checkpoints_that_lies(part: str, value: object, told: str) -> None:
+    """The numbers come from a file; a reader other than PyTorch's may also give other shapes."""
+    model = build()
+    bp.quantize_(model, "int4-g32")
+    state = ModelState(model)
+    (key,) = (key for key in state.state_dict() if key.startswith("0.weight") and f".{part}." in key)
+    with pytest.raises(CheckpointError, match=told):
+        state.load_state_dict({**state.state_dict(), key: value})

@@ -22,8 +22,9 @@ from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.slots import bare
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.nn.targets import check_model
-from bitport.tensor import QTensor
-from bitport.tensor.parts import check_extra
+from bitport.numerics import Quantized
+from bitport.tensor import QTensor, from_parts
+from bitport.tensor.qtensor import EXTRA
 from bitport.tensor.sharded import own, parts_of
 
 
@@ -49,15 +50,7 @@ class ModelState:
         for name, entries in every.items():
             target = own(there[name])
             if isinstance(target, QTensor):
-                plain = target.to_layout("plain")
-                names = plain.__tensor_flatten__()[0]
-                read = {part: own(state[key]) for part, key in zip(names, entries, strict=True)}
-                read = {part: each.view(getattr(plain, part).dtype) for part, each in read.items()}
-                try:
-                    check_extra(plain.matrix.k, plain.qdata.device, perm=read.get("perm"))
-                except ArgumentError as error:
-                    raise CheckpointError(f"{name} was read, and is damaged: {error}") from error
-                target.copy_(plain.with_parts(read))
+                target.copy_(_checked(name, target.to_layout("plain"), entries, state))
         others = {name: state[key] for name, entries in every.items() if (key := bare(name)) in entries}
         self.model.load_state_dict(others, strict=False)
 
@@ -69,6 +62,23 @@ class ModelState:
             key = bare(name)
             every[name] = _entries(key, tensor, q) if isinstance(q, QTensor) else {key: tensor}
         return every
+
+
+def _checked(name: str, q: QTensor, entries: dict[str, Tensor], state: dict[str, Any]) -> QTensor:
+    """``q`` with the parts that were read. A reader other than DCP's may hand over others than it was asked for."""
+    for key, mine in entries.items():
+        given = state[key]
+        if not isinstance(given, Tensor) or (given.dtype, given.shape) != (mine.dtype, mine.shape):
+            what = f"{given.dtype} {[*given.shape]}" if isinstance(given, Tensor) else type(given).__name__
+            raise CheckpointError(f"{key} is {what}; the model has {mine.dtype} {[*mine.shape]}")
+    names = q.__tensor_flatten__()[0]
+    read = {part: own(state[key]).view(getattr(q, part).dtype) for part, key in zip(names, entries, strict=True)}
+    extra: dict[str, Any] = {part: read.get(part) for part in EXTRA}
+    parts = Quantized(read["qdata"], read["scale"], read.get("zero"), read.get("scale2"))
+    try:
+        return from_parts(parts, q.scheme, shape=tuple(q.shape), dtype=q.dtype, transposed=q.transposed, **extra)
+    except ArgumentError as error:
+        raise CheckpointError(f"{name} was read, and is damaged: {error}") from error
 
 
 def _entries(name: str, tensor: Tensor, q: QTensor) -> dict[str, Tensor]:
