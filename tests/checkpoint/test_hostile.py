@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import bitport as bp
-from bitport.checkpoint import ModelState, read_manifest
+from bitport.checkpoint import ModelState, Writer, read_manifest
 from bitport.checkpoint.manifest import NAME
 from bitport.checkpoint.safetensors_reader import HEADER, SafetensorsReader
-from bitport.errors import CheckpointError
+from bitport.errors import ArgumentError, CheckpointError
 
 from .models import edit, raw, rewrite_header, tensors_of
 
@@ -224,7 +224,7 @@ def test_shard_names_stay_in_the_directory(name: str, saved: Path) -> None:
             entry["shard"] = BAD_NAMES[name]
 
     edit(saved, change)
-    refused(saved, "cannot be the name of a shard")
+    refused(saved, "cannot be the name of a shard|characters that cannot be shown")
 
 
 def test_links_that_leave_the_directory(saved: Path) -> None:
@@ -393,6 +393,20 @@ def test_a_header_that_names_a_tensor_twice(saved: Path) -> None:
     (shard,) = saved.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes().replace(b'"1.bias"', b'"0.bias"', 1))
     refused(saved, r"not JSON \(a key appears twice in one object\)")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[2J", "a\nb"])
+def test_names_that_cannot_be_shown(name: str, saved: Path) -> None:
+    """They could not be printed, or would control the terminal."""
+    (shard,) = saved.glob("*.safetensors")
+    told = "has characters that cannot be shown"
+    with pytest.raises(ArgumentError, match=told), Writer(saved.parent / "new") as writer:
+        writer.add(name, torch.ones(1))
+    edit(saved, lambda manifest: manifest["tensors"].update({name: manifest["tensors"].pop("0.bias")}))
+    refused(saved, told)
+    rewrite_header(shard, lambda header: header.update({name: header.pop("0.bias")}))
+    with pytest.raises(CheckpointError, match=told):
+        SafetensorsReader(shard)
 
 
 def test_damaged_data_is_found(saved: Path) -> None:

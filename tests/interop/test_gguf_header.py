@@ -79,6 +79,7 @@ HUGE = 1 << 60
         ([setting("general.alignment", WHOLE, struct.pack("<I", 0))], [], "alignment is 0"),
         ([setting("general.alignment", TEXT, text("x"))], [], "alignment is 'x'"),
         ([], [entry("w", ())], "0 dimensions"),
+        ([], [entry("w\x1b[2J", (1,))], "characters that cannot be shown"),
         ([], [entry("w", (1, 1, 1, 1, 1, 1))], "6 dimensions"),
         ([], [entry("w", (2, 48), Q4_0)], "no whole blocks of Q4_0"),
         ([], [entry("w", (0, 32))], "empty"),

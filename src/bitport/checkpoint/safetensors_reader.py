@@ -49,10 +49,13 @@ def check_regular(path: Path) -> None:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object; ValueError for a duplicate key, which programs resolve differently."""
+    """Build a JSON object; ValueError for a duplicate key, which programs resolve differently, and for a name that
+    could not be encoded, or would control the terminal that shows it."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key appears twice in one object")
+    if odd := [key for key in found if not key.isprintable()]:
+        raise ValueError(f"the key {reprlib.repr(odd[0])} has characters that cannot be shown")
     return found
 
 

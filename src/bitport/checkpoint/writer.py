@@ -70,6 +70,8 @@ class Writer:
         """Write ``tensor`` immediately. ``buffer``: see :class:`Entry`."""
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ArgumentError(f"a checkpoint holds tensors by name, not a {type(tensor).__name__} by {name!r}")
+        if not name.isprintable():
+            raise ArgumentError(f"{name!r} has characters that cannot be shown, and so cannot be read back: rename it")
         if name in self.entries or name in self.tied:
             raise ArgumentError(f"{name} was added already")
         parts = _parts(name, tensor)

@@ -166,7 +166,7 @@ def _parse(cursor: Cursor, path: Path, size: int) -> Header:
     alignment = said.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20:
         raise CheckpointError(f"{path}: general.alignment is {short(alignment)}")
-    entries = [_entry(cursor) for _ in range(tensors)]
+    entries = [_entry(cursor, path) for _ in range(tensors)]
     start = -(-cursor.at // alignment) * alignment
     return Header(said, dict(_placed(path, entries, start, size)))
 
@@ -193,10 +193,12 @@ def shortest(number: float) -> float:
     return float(str(np.float32(number)))
 
 
-def _entry(cursor: Cursor) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(cursor: Cursor, path: Path) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = cursor.text(), cursor.numbers("I")[0]
+    if not name.isprintable():
+        raise CheckpointError(f"{path}: the name {short(name)} has characters that cannot be shown")
     if not 1 <= dimensions <= DIMENSIONS:
-        raise CheckpointError(f"{name} has {dimensions} dimensions; 1 to {DIMENSIONS} are read")
+        raise CheckpointError(f"{path}: {short(name)} has {dimensions} dimensions; 1 to {DIMENSIONS} are read")
     shape = cursor.numbers("Q", dimensions)[::-1]
     return name, shape, cursor.numbers("I")[0], cursor.numbers("Q")[0]
 
