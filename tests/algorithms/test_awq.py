@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import bitport
 from bitport.algorithms import AWQ, GPTQ, RTN, Chain, algorithm
 from bitport.algorithms.awq_core import Factor, errors, search, sizes
-from bitport.algorithms.scales_core import power
+from bitport.algorithms.scales_core import few_rows, power
 from bitport.algorithms.solving import uses_data
 from bitport.errors import ArgumentError
 from bitport.numerics import quantize, sqnr
@@ -111,6 +112,22 @@ def test_experts_have_scales_of_their_own_or_share_one() -> None:
     shared, together = search([both], (150,)), search(parts, (150,))
     torch.testing.assert_close(shared.error, together.error, rtol=1e-4, atol=0)
     assert float(own.error.sum()) <= float(shared.error)
+    assert own.gain == pytest.approx(10 * math.log10(float(own.error_plain.sum()) / float(own.error.sum())))
+
+
+@pytest.mark.parametrize("wide", [1.0, 1e9])
+def test_norms_in_float16_can_hold_the_scales(wide: float) -> None:
+    """They are centred at 1, and limited. (An input that is larger than all others by far gets the largest scale.)"""
+    x = uneven()
+    x[:, 3] *= wide
+    scale = search([factor(weight(), x, "int4-channel")], (150,)).scale
+    assert float(scale.max() * scale.min()) == pytest.approx(1, rel=2.0**-16)
+    assert 1 < float(scale.max()) <= 1024
+
+
+def test_of_many_rows_some_are_looked_at() -> None:
+    rows = few_rows(torch.arange(1000.0)[:, None], preset("int4").weight).flatten()
+    torch.testing.assert_close(rows, torch.linspace(0, 1000 - 1000 / 256, 256), rtol=0, atol=1)
 
 
 def test_channels_without_input_keep_their_scale() -> None:
@@ -119,6 +136,7 @@ def test_channels_without_input_keep_their_scale() -> None:
     found = search([factor(weight(), x, "int4-channel")], (150,))
     assert float(found.scale[3]) == 1
     assert bool(found.scale.isfinite().all())
+    assert found.gain > 2, "the others still have scales"
     silent = search([factor(weight(), torch.zeros(5, 150), "int4")], (150,))
     assert torch.equal(silent.scale, torch.ones(150))
 
