@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitport.calibrate.inputs import PRODUCTS, Inputs, Watch, check_inputs
+from bitport.calibrate.inputs import PANEL, PRODUCTS, Inputs, Watch, check_inputs
 from bitport.errors import ArgumentError
 from bitport.ops.functional import TRACED_GROUPED_MM
 from bitport.ops.matmul import matmul
@@ -159,6 +159,13 @@ def test_inputs_of_two_runs_add_up() -> None:
     first += second
     torch.testing.assert_close(first.gram, both.gram)
     assert int(first.rows) == int(both.rows) == 10
+
+
+def test_inputs_of_more_columns_than_are_summed_up_at_once() -> None:
+    """Float32 sums of 7 products of numbers below 8."""
+    x, found = torch.randn(7, 2 * PANEL + 5), Inputs((), 2 * PANEL + 5)
+    found.add(x)
+    torch.testing.assert_close(found.gram.double(), x.double().t() @ x.double(), rtol=0, atol=7 * 7 * 64 * 2.0**-24)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

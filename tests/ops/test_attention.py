@@ -68,9 +68,10 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         run(of._replace(keys=of.keys._replace(data=of.keys.data[..., :-1])))
     with pytest.raises(ArgumentError, match="float scale"):
         run(of._replace(values=of.values._replace(scale=of.values.scale[:, :, :-1])))
-    other = sample("other", CPU, torch.float32, "int8", "int8", tokens=36)
-    with pytest.raises(ArgumentError, match=r"values must be \[2, 2, 37, '...'\] as the keys are"):
-        run(of._replace(values=AttentionArgs.of(*other.args).values))
+    for changes in ({"tokens": 36}, {"shape": (1, 4, 2, 32)}, {"shape": (2, 4, 1, 32)}):
+        other = sample("other", CPU, torch.float32, "int8", "int8", **changes)
+        with pytest.raises(ArgumentError, match=r"values must be \[2, 2, 37, '...'\] as the keys are"):
+            run(of._replace(values=AttentionArgs.of(*other.args).values))
 
 
 def test_no_tokens_are_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bitport.errors import ArgumentError
+from bitport.schemes import preset
 from bitport.tensor import QTensor, from_parts
 
 from .conftest import Make
@@ -20,6 +21,9 @@ def test_equal_compares_bits(make: Make) -> None:
     broken.qdata[1, 1] ^= 1
     assert not torch.equal(q, broken)
     assert not any(torch.equal(*pair) for pair in [(q, q.dequantize()), (q.dequantize(), q)])
+    square = make("int8", 64, 64)
+    assert not torch.equal(square, square.t())
+    assert not torch.equal(square, square.replace(scheme=preset("int8-dyn")))
 
 
 def test_equal_compares_shapes(make: Make) -> None:

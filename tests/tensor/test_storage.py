@@ -201,8 +201,9 @@ def test_modules_cast_and_move(make: Make) -> None:
     assert layer.weight.dtype == layer.bias.dtype == torch.float16
     assert torch.equal(layer.weight.dequantize(torch.float32), before)
     assert layer(torch.randn(2, 96).half()).dtype == torch.float16
-    layer.to("meta")
+    layer.to("meta", torch.bfloat16)
     assert layer.weight.device.type == layer.weight.qdata.device.type == "meta"
+    assert layer.weight.dtype == torch.bfloat16
     assert layer.half()(torch.empty(2, 96, device="meta").half()).shape == (2, 64)
 
 
