@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms import GPTQ, SignRound
-from bitport.algorithms.block_params import Params
+from bitport.algorithms.block_params import Params, stored
+from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq import hessian_of
 from bitport.algorithms.gptq_core import inverse_factor, objective, solve
 from bitport.calibrate.inputs import Inputs
@@ -47,6 +48,24 @@ def test_small_layers_are_not_further_than_by_plain_rounding(scheme: str) -> Non
             for parts in (GPTQ().solve(w, fmt, found), quantize(w, fmt))
         )
         assert ours <= plain * (1 + 2.0**-12)
+
+
+@pytest.mark.parametrize("scheme", ["int2", "int3-g32", "int4-channel", "nf4"])
+def test_large_inputs_are_kept_precise(scheme: str) -> None:
+    """Ranges are searched for them first of all, and their columns are rounded first."""
+    w, x, fmt = weight(), inputs(), preset(scheme).weight
+    x[:, ::29] *= 30
+    found, blind = seen(x), Params(*search(w, fmt))
+    ours, *others = (
+        float(output_error(w, value(parts, scheme, *w.shape), x).sum())
+        for parts in (
+            GPTQ(coarse=0.0).solve(w, fmt, found),
+            GPTQ(coarse=0.0, clip=False).solve(w, fmt, found),
+            GPTQ(coarse=0.0, sort=False).solve(w, fmt, found),
+            stored(solve(w, found.gram, fmt, blind), fmt, blind),
+        )
+    )
+    assert ours < min(others)
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["widest range", "searched range"])

@@ -161,6 +161,8 @@ def test_ids(ids: torch.Tensor, error: type[Exception], message: str) -> None:
     ("x", "ends", "message"),
     [
         pytest.param(torch.ones(2, 3, K), [1, 2], "grouped x must be", id="x-3d"),
+        pytest.param(torch.ones(3, K - 1), [1, 3], rf"x must have shape \[\.\.\., {K}\]", id="x-columns"),
+        pytest.param(torch.ones(3, K).double(), [1, 3], "not torch.float64", id="x-float64"),
         pytest.param(torch.ones(3, K), [1, 2, 3], r"ends must be int32 \[2\]", id="one-end-too-many"),
         pytest.param(torch.ones(3, K), [2, 1], "ends must grow", id="not-growing"),
         pytest.param(torch.ones(3, K), [1, 4], "at most 3 rows", id="past-the-rows"),
@@ -170,6 +172,14 @@ def test_ids(ids: torch.Tensor, error: type[Exception], message: str) -> None:
 def test_groups(x: torch.Tensor, ends: list[int], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         OPS["grouped_linear"].overload(x, torch.tensor(ends, dtype=torch.int32), *weight("int4-g32", 2))
+
+
+def test_experts_are_for_grouped_products() -> None:
+    with pytest.raises(ArgumentError, match=r"linear takes one weight.*use grouped_linear"):
+        OPS["dyn_linear"].overload(torch.ones(3, K), *weight("int4-g32", 2), "int8", None, None)
+    ends = torch.ones(2, 2, dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"one weight per expert \[E, N, K\], not a batch of \[2, 2\]"):
+        OPS["grouped_linear"].overload(torch.ones(3, K), ends, *weight("int4-g32", 2, 2))
 
 
 def test_groups_must_be_int32() -> None:
