@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bench.peers.base import Prepared, int4_groups, int4_value, int8_rows, undivided
+from bench.peers.base import Prepared, int4_groups, int4_value, int8_rows, int8_value, undivided
 
 PACKAGES = ("torch",)
 VARIANTS = {"int4": "4-bit", "int8": "8-bit"}
@@ -45,4 +45,4 @@ def _int8(weight: Tensor, copies: int) -> Prepared:
         return torch._weight_int8pack_mm(x, data, scales)
 
     calls = [functools.partial(run, *each) for each in every]
-    return Prepared(calls, lambda: codes.double() * scale.double()[:, None], codes.nbytes + scales.nbytes)
+    return Prepared(calls, lambda: int8_value(codes, scale), codes.nbytes + scales.nbytes)

@@ -66,5 +66,9 @@ def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
+def int8_value(codes: Tensor, scale: Tensor) -> Tensor:
+    return codes.double() * scale.double()[:, None]
+
+
 def undivided(k: int, group: int) -> str | None:
     return f"{k} columns are not a multiple of its group of {group}" if k % group else None

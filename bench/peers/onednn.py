@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bench.peers.base import Prepared, int8_rows
+from bench.peers.base import Prepared, int8_rows, int8_value
 
 PACKAGES = ("torch",)
 VARIANTS = {"int8 prepacked": "8-bit x int8"}
@@ -29,12 +29,7 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
         return y
 
     calls = [functools.partial(run, each) for each in every]
-    value = functools.partial(_value, codes, scale)
-    return Prepared(calls, value, codes.nbytes + scale.nbytes, accept=_rounded)
-
-
-def _value(codes: Tensor, scale: Tensor) -> Tensor:
-    return codes.double() * scale.double()[:, None]
+    return Prepared(calls, lambda: int8_value(codes, scale), codes.nbytes + scale.nbytes, accept=_rounded)
 
 
 def _rounded(x: Tensor) -> tuple[Tensor, float]:

@@ -12,7 +12,7 @@ import torch
 from openvino import opset13 as ops
 from torch import Tensor
 
-from bench.peers.base import Prepared, int4_groups, int4_value, int8_rows, undivided
+from bench.peers.base import Prepared, int4_groups, int4_value, int8_rows, int8_value, undivided
 
 PACKAGES = ("openvino",)
 VARIANTS = {
@@ -36,7 +36,7 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
         codes, scale = int8_rows(weight)
         scale = scale.half().float()
         constant = ops.multiply(_as_f16(ops.constant(codes.numpy())), _f16(scale[:, None]))
-        value = functools.partial(_int8_value, codes, scale)
+        value = functools.partial(int8_value, codes, scale)
         nbytes = n * k + 2 * n
     x = ops.parameter([-1, k], openvino.Type.f32)
     product = ops.matmul(x, ops.convert(constant, "f32"), transpose_a=False, transpose_b=True)
@@ -89,7 +89,3 @@ def _as_f16(node: Any) -> Any:
 
 def _f16(scale: Tensor) -> Any:
     return ops.constant(scale.half().numpy())
-
-
-def _int8_value(codes: Tensor, scale: Tensor) -> Tensor:
-    return codes.double() * scale.double()[:, None]

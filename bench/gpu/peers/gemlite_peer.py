@@ -12,7 +12,7 @@ import torch
 from gemlite import core, helper
 from torch import Tensor
 
-from bench.peers.base import Prepared, int4_groups, int4_value, int8_rows, undivided
+from bench.peers.base import Prepared, int4_groups, int4_value, int8_rows, int8_value, undivided
 
 PACKAGES = ("gemlite",)
 VARIANTS = {"int4": "4-bit", "int8-dyn": "8-bit x int8"}
@@ -38,7 +38,7 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
     column = rows.reshape(-1, 1)  # in float32, since results are scaled before they are rounded
     every = [helper.A8W8_int8_dynamic(**place).from_weights(whole.clone(), scales=column) for _ in range(copies)]
     nbytes = whole.nbytes + column.nbytes
-    return Prepared(every, lambda: whole.double() * rows.double()[:, None], nbytes, note=_kernel(8))
+    return Prepared(every, lambda: int8_value(whole, rows), nbytes, note=_kernel(8))
 
 
 def _kernel(bits: int) -> Any:
