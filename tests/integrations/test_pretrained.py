@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bitport as bp
 from bitport.checkpoint import quantize_files, read_manifest
@@ -24,6 +24,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations.huggingface import load_model, save_model
 from bitport.interop import convert
 from bitport.tensor import QTensor
+from tests.checkpoint import models
 from tests.scripts import ended, printed
 
 from .sizes import SMALL
@@ -46,25 +47,9 @@ def quantized(folder: Path, name: str = "llama", recipe: Any = "int4-g32", **giv
     return folder / "out"
 
 
-def parts(tensor: Tensor) -> dict[str, Tensor]:
-    if not isinstance(tensor, QTensor):
-        return {"": tensor}
-    plain = tensor.to_layout("plain")
-    return {name: getattr(plain, name) for name in plain.__tensor_flatten__()[0]}
-
-
 def assert_same(model: nn.Module, right: nn.Module) -> None:
-    mine, theirs = (dict(each.named_parameters(remove_duplicate=False)) for each in (model, right))
-    assert mine.keys() == theirs.keys()
-    assert any(isinstance(param.data, QTensor) or isinstance(param, QTensor) for param in theirs.values())
-    for name, param in theirs.items():
-        found, expected = parts(mine[name]), parts(param)
-        assert mine[name].dtype == param.dtype, name
-        assert found.keys() == expected.keys(), name
-        assert getattr(mine[name], "scheme", None) == getattr(param, "scheme", None), name
-        for part, value in expected.items():
-            assert found[part].dtype == value.dtype, (name, part)
-            assert torch.equal(found[part].view(torch.uint8), value.view(torch.uint8)), (name, part)
+    assert any(isinstance(param, QTensor) for param in right.parameters())
+    models.assert_same(model, right)
 
 
 @pytest.mark.parametrize("recipe", ["int4-g32", HEAD])
