@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -90,7 +90,7 @@ def arguments(
     experts, _, scheme_name = name.rpartition(":")
     scheme = bp.preset(scheme_name)
     k = 480 if "g48" in name else K
-    value = nn.Linear(k, n, dtype=dtype).weight.detach()
+    value = torch.empty(n, k, dtype=dtype)
     q = bp.quantize_tensor(value.expand(EXPERTS, n, k) if experts else value, scheme).to(DEVICE)
     q = q if layout is None else q.to_layout(layout)
     x = torch.empty(rows, k, dtype=dtype, device=DEVICE)
@@ -114,6 +114,16 @@ def check_chosen(scheme: str, rows: int, kernel: str) -> None:
     assert decided.kernel == kernel, decided
     y = OPS[op].overload(*args)
     assert (y.shape, y.dtype, y.device.type) == ((rows, N), torch.bfloat16, DEVICE)
+
+
+@pytest.mark.parametrize("chip", ["sm90", "sm100"])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "int8-dyn", "fp8-row", "fp8-block", "mxfp8", "experts:int4"])
+def test_no_kernel_takes_a_weight_without_rows(scheme: str, chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be what a sharded weight leaves to one device. Kernels cannot be launched for nothing."""
+    be(monkeypatch, chip)
+    op, args = arguments(scheme, 64, n=0)
+    assert decide(op, *args).kernel == "generic"
+    assert OPS[op].overload(*args).shape == (64, 0)
 
 
 WAIT = {"_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "_unique2", "equal", "is_nonzero"}

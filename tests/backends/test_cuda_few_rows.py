@@ -252,7 +252,7 @@ def test_what_it_takes(scheme: str) -> None:
         ({"scheme": "int4-g32", "k": 192}, "a multiple of 128"),
         ({"scheme": "int4-g16"}, "a multiple of 32 columns"),
         ({"scheme": "int4", "m": 9}, "1 to 8 rows"),
-        ({"scheme": "int4", "m": 0}, "1 to 8 rows"),
+        ({"scheme": "int4", "m": 0}, "x has no rows"),
     ],
 )
 def test_what_it_refuses(change: dict[str, Any], reason: str) -> None:
@@ -270,8 +270,10 @@ def test_what_it_refuses_of_a_weight() -> None:
         (weight._replace(scale=weight.scale.float()), "the scale must both"),
         (weight._replace(block_n=2), "of one row"),
         (weight._replace(block_k=96), "of the scale's blocks"),
+        (weight._replace(n=0), "the weight has no rows"),
     ):
         assert reason in str(refuses(x, *changed, *rest[10:]))
+    assert refuses(x[:, :0], *weight._replace(k=0, block_k=0), *rest[10:]) == "x has no columns"
     x, *rest = arguments("int8", k=96)
     assert "K must be a multiple of 64" in str(refuses(x, *rest))
 

@@ -108,7 +108,7 @@ def test_what_it_takes(scheme: str) -> None:
         ({"scheme": "int4", "dtype": torch.float32}, "bfloat16 or both float16"),
         ({"scheme": "int4-sym", "k": 288}, "a multiple of 64"),
         ({"scheme": "int4", "m": 1025}, "1 to 1024 rows"),
-        ({"scheme": "int4", "m": 0}, "1 to 1024 rows"),
+        ({"scheme": "int4", "m": 0}, "x has no rows"),
     ],
 )
 def test_what_it_refuses(change: dict[str, Any], reason: str) -> None:
@@ -126,8 +126,10 @@ def test_what_it_refuses_of_a_weight() -> None:
         (weight._replace(scale=weight.scale.float()), "the scale must both"),
         (weight._replace(block_n=2), "of one row"),
         (weight._replace(block_k=16), "32 columns or a multiple of 64"),
+        (weight._replace(n=0), "the weight has no rows"),
     ):
         assert reason in str(many_rows.refuses("int4", x, *changed, *rest[10:]))
+    assert many_rows.refuses("int4", x[:, :0], *weight._replace(k=0, block_k=0), *rest[10:]) == "x has no columns"
 
 
 def test_other_chips(monkeypatch: pytest.MonkeyPatch) -> None:

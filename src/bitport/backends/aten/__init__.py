@@ -20,6 +20,13 @@ def rows(x: Tensor) -> Tensor:
     return aligned(x.reshape(x.numel() // max(1, x.shape[-1]), x.shape[-1]))
 
 
+def empty(x: Tensor, n: int) -> str | None:
+    """Return why a product of x by N rows of a weight has no numbers, or none to add up; None if it has some."""
+    if x.numel() == 0:
+        return "x has no rows" if x.shape[-1] else "x has no columns"
+    return None if n else "the weight has no rows"
+
+
 def aligned(part: Tensor) -> Tensor:
     """Return ``part`` contiguous and aligned to 16 bytes: kernels with vector loads either do not check alignment or
     refuse unaligned tensors."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitport.backends.aten import rows
+from bitport.backends.aten import empty, rows
 from bitport.ops.select import CHOOSERS
 
 
@@ -22,11 +22,11 @@ def refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
         return f"x must be bfloat16, not {x.dtype}"
     if n % 8 or k % 8:
         return f"N and K must be multiples of 8 (16 bytes of bfloat16), not {n} and {k}"
-    return empty(x, ends)
+    return empty(x, n) or no_experts(ends)
 
 
-def empty(x: Tensor, ends: Tensor) -> str | None:
-    return None if x.numel() and ends.numel() else "x has no rows, or there are no experts"
+def no_experts(ends: Tensor) -> str | None:
+    return None if ends.numel() else "there are no experts"
 
 
 def run(x: Tensor, ends: Tensor, *weight: Any) -> Tensor:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.aten import finish, rows
+from bitport.backends.aten import empty, finish, rows
 
 
 def refuses(layout: str, *args: Any) -> str | None:
-    x, _, scale, zero, scale2, dtype, _, k, block_n, block_k, its_layout, _ = args
+    x, _, scale, zero, scale2, dtype, n, k, block_n, block_k, its_layout, _ = args
     if dtype != "int8" or zero is not None or scale2 is not None:
         return "the weight must be int8 without zero point"
     if block_k < k or block_n != 1:
@@ -20,9 +20,7 @@ def refuses(layout: str, *args: Any) -> str | None:
         return f"the weight must be in layout {layout}, not {its_layout}"
     if scale.dtype != x.dtype:
         return f"scale and x must be of one dtype, not {scale.dtype} and {x.dtype}"
-    if x.numel() == 0:
-        return "x has no rows"
-    return None
+    return empty(x, n)
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:

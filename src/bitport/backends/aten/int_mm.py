@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitport.backends.aten import aligned, finish, rounded
+from bitport.backends.aten import aligned, empty, finish, rounded
 from bitport.numerics.packing import to_signed
 
 INT8_ACTIVATIONS = ("int8", "int8-tensor")
@@ -21,7 +21,7 @@ LARGEST_K = (2**31 - 1) // (255 * 128)
 
 def refuses(layout: str, *args: Any) -> str | None:
     """Return why these arguments cannot be taken, or None; the weight must be in ``layout``."""
-    _, _, _, zero, scale2, dtype, n, k, block_n, block_k, its_layout, act, _, _ = args
+    x, _, _, zero, scale2, dtype, n, k, block_n, block_k, its_layout, act, _, _ = args
     if dtype != "int8" or zero is not None or scale2 is not None:
         return "the weight must be int8 without zero point"
     if act not in INT8_ACTIVATIONS:
@@ -35,7 +35,7 @@ def refuses(layout: str, *args: Any) -> str | None:
             f"K must be from 2 to {LARGEST_K}, not {k}: with one column PyTorch reads past the end, with more the sums "
             "overflow"
         )
-    return None
+    return empty(x, n)
 
 
 def run(least_rows: int, *args: Any) -> Tensor:

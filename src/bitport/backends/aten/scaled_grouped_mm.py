@@ -14,7 +14,7 @@ def refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
     if rest[10] != "fp8":
         return f"the input must be rounded as fp8, not {rest[10]}"
     as_linear = (x, *rest, None, None)
-    return scaled_mm.refuses((torch.bfloat16,), *as_linear) or grouped_mm.empty(x, ends)
+    return scaled_mm.refuses((torch.bfloat16,), *as_linear) or grouped_mm.no_experts(ends)
 
 
 def run(x: Tensor, ends: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.aten import aligned, rounded
+from bitport.backends.aten import aligned, empty, rounded
 
 BLOCKS = {"fp8": "row", "fp8-tensor": "tensor", "fp8-e5m2-tensor": "tensor"}
 
@@ -27,9 +27,7 @@ def refuses(dtypes: tuple[torch.dtype, ...], *args: Any) -> str | None:
         return f"N and K must be multiples of 16, not {n} and {k}"
     if x.dtype not in dtypes:
         return f"x must be {' or '.join(map(str, dtypes))}, not {x.dtype}"
-    if x.numel() == 0:
-        return "x has no rows"
-    return None
+    return empty(x, n)
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from bitport.backends.aten import aligned, finish, rounded
+from bitport.backends.aten import aligned, empty, finish, rounded
 
 BLOCK = 128
 UNIT = 4
@@ -35,7 +35,7 @@ def refuses(*args: Any) -> str | None:
         return f"N and K must be multiples of {BLOCK}, not {n} and {k}"
     if x.dtype != torch.bfloat16:
         return f"x must be bfloat16, not {x.dtype}"
-    return None if x.numel() else "x has no rows"
+    return empty(x, n)
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from bitport.backends.aten import aligned, finish, rounded
+from bitport.backends.aten import aligned, empty, finish, rounded
 from bitport.numerics.swizzle import swizzled
 
 FORMATS = {"mxfp8": ("float8_e4m3", torch.float8_e8m0fnu, 32), "nvfp4": ("float4_e2m1", torch.float8_e4m3fn, 16)}
@@ -35,7 +35,7 @@ def refuses(*args: Any) -> str | None:
         return f"N must be a multiple of 16 and K of 32, not {n} and {k}"
     if x.dtype != torch.bfloat16:
         return f"x must be bfloat16, not {x.dtype}"
-    return None if x.numel() else "x has no rows"
+    return empty(x, n)
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, zero: None, scale2: Tensor | None, *rest: Any) -> Tensor:

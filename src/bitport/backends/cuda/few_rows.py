@@ -119,7 +119,7 @@ def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
     if weight.block_k % (step // 4):
         return f"blocks of the scale must have a multiple of {step // 4} columns, not {weight.block_k}"
     m = x.numel() // weight.k
-    if not 0 < m <= MOST_ROWS:
+    if m > MOST_ROWS:
         return f"it multiplies 1 to {MOST_ROWS} rows; x has {m}"
     return capability.below(x.device, 8, 0) or missing() or _too_large(x, weight)
 

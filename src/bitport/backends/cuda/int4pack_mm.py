@@ -10,20 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.aten import finish, rows
+from bitport.backends.aten import empty, finish, rows
 from bitport.backends.cuda import capability
 
 
 def refuses(*args: Any) -> str | None:
-    x, dtype, layout = args[0], args[5], args[10]
+    x, dtype, n, layout = args[0], args[5], args[6], args[10]
     if not layout.startswith("tile_packed_"):
         wanted = "tile packed int4 (bfloat16 scales per group of 32 to 256)"
         return f"the weight must be {wanted}, not {dtype} in layout {layout}"
     if x.dtype != torch.bfloat16:
         return f"x must be bfloat16, not {x.dtype}"
-    if x.numel() == 0:
-        return "x has no rows"
-    return capability.below(x.device, 8, 0)
+    return empty(x, n) or capability.below(x.device, 8, 0)
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
@@ -35,7 +33,7 @@ def as_is_refuses(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor)
     """bitport's op of that name has the same contract and has checked the rest of it."""
     if not mat2.is_contiguous():
         return "mat2 must be contiguous"
-    return capability.below(x.device, 8, 0) if x.numel() else "x has no rows"
+    return empty(x, mat2.shape[0]) or capability.below(x.device, 8, 0)
 
 
 def as_is(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:

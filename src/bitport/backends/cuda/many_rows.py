@@ -77,7 +77,7 @@ def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
     if weight.block_k % STEP and weight.block_k != STEP // 2:
         return f"blocks of the scale must have {STEP // 2} columns or a multiple of {STEP}, not {weight.block_k}"
     m = x.numel() // weight.k
-    if not 0 < m <= MOST_ROWS:
+    if m > MOST_ROWS:
         return f"it is chosen for 1 to {MOST_ROWS} rows; x has {m}"
     return capability.other_than(x.device, 9) or missing()
 

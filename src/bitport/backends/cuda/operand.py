@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bitport.backends.aten import empty
 from bitport.ops import Weight
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -24,6 +25,8 @@ def refuses(number: str, x: Tensor, weight: Weight, step: int) -> str | None:
         return f"zeros must be uint8, not {weight.zero.dtype}"
     if weight.scale2 is not None:
         return "a scale of the scales is not taken"
+    if reason := empty(x, weight.n):
+        return reason
     if weight.k % step or weight.k % weight.block_k or weight.block_n != 1:
         return f"K must be a multiple of {step} and of the scale's blocks, which are of one row; K is {weight.k}"
     return None

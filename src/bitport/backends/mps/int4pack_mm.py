@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.aten import finish, rows
+from bitport.backends.aten import empty, finish, rows
 from bitport.numerics import FLOATS
 
 
 def refuses(*args: Any) -> str | None:
-    x, _, scale, _, _, dtype, _, _, _, _, layout, _ = args
+    x, _, scale, _, _, dtype, n, _, _, _, layout, _ = args
     if layout != "int4_pairs":
         return f"the weight must be int4 in layout int4_pairs, not {dtype} in layout {layout}"
     if x.dtype not in FLOATS or scale.dtype != x.dtype:
         return f"scale and x must be of one dtype, not {scale.dtype} and {x.dtype}"
-    return None if x.numel() else "x has no rows"
+    return empty(x, n)
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, zero: Tensor | None, *rest: Any) -> Tensor:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.aten import finish, rows
+from bitport.backends.aten import empty, finish, rows
 
 
 def refuses(*args: Any) -> str | None:
-    x, _, scale, zero, scale2, dtype, _, k, block_n, block_k, layout, _ = args
+    x, _, scale, zero, scale2, dtype, n, k, block_n, block_k, layout, _ = args
     if dtype != "int4" or scale2 is not None:
         return f"the weight must be int4, not {dtype}"
     if zero is not None and zero.is_floating_point():
@@ -30,9 +30,7 @@ def refuses(*args: Any) -> str | None:
         return f"x must be bfloat16 or float16, not {x.dtype}"
     if scale.dtype != x.dtype:
         return f"scale and x must be of one dtype, not {scale.dtype} and {x.dtype}"
-    if x.numel() == 0:
-        return "x has no rows"
-    return None
+    return empty(x, n)
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, zero: Tensor | None, *rest: Any) -> Tensor:
