@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitport.backends.triton import attention, configs, kernels
 from bitport.cache import KeyValueStore
-from bitport.ops import OPS, Impl, Sample, register_kernel, unregister_kernel, use_kernel
+from bitport.ops import OPS, Impl, Sample, Weight, register_kernel, unregister_kernel, use_kernel
 from bitport.ops.attention import AttentionArgs, sample
 from tests.backends.products import shortfall
 
@@ -194,6 +194,15 @@ def test_a_store_is_read_as_it_lies() -> None:
     assert not call.keys.data.is_contiguous()
     assert (parts.data.data_ptr(), parts.scale.data_ptr()) == (call.keys.data.data_ptr(), call.keys.scale.data_ptr())
     assert torch.allclose(got, OPS["attention"].generic(*call.args()), rtol=1e-5, atol=1e-5)
+
+
+def test_words_are_loaded_where_they_begin() -> None:
+    """Memory of another library begins anywhere, and its tensor at the beginning of that."""
+    for begin in range(8):
+        data = torch.frombuffer(bytearray(72), dtype=torch.uint8, offset=begin, count=64).view(1, 1, 4, 16)
+        assert data.storage_offset() == 0
+        _, fixed = attention.of_codes(Weight(data, torch.ones(1, 1, 4, 1), None, None, "int4", 4, 32, 1, 32, "plain"))
+        assert fixed.words.value == (data.data_ptr() % 4 == 0)
 
 
 def test_what_is_not_taken_is_said() -> None:

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitport.backends.aten import beginning
 from bitport.backends.triton.configs import Config
 from bitport.backends.triton.decode import UNIT, load_blocks, load_columns, load_steps, scale_value
 from bitport.backends.triton.fusion import FUSED
@@ -315,7 +316,7 @@ def of_codes(weight: Weight) -> tuple[Tokens, Fixed]:
     data, scale = _side_by_side(weight.data), _side_by_side(weight.scale)
     zero = None if weight.zero is None else _side_by_side(weight.zero)
     words = number.bits in (1, 2, 4) and weight.k % 8 == 0
-    words &= all(at % number.bits == 0 for at in (data.storage_offset(), *data.stride()[:2]))
+    words &= all(at % number.bits == 0 for at in (beginning(data), *data.stride()[:2]))
     kind = "none" if zero is None else "float" if zero.is_floating_point() else "int"
     where = reach(weight, wide)
     tokens = Tokens(
