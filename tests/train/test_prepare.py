@@ -295,3 +295,20 @@ def test_what_was_chosen_can_be_read() -> None:
     text = str(prepare_(linears(), "int8"))
     assert "0.weight: int8 (the scheme for all linear layers)" in text
     assert "2.weight: left as it is (a scheme given by name leaves embeddings as they are; " in text
+
+
+def test_the_report_has_every_weight() -> None:
+    """A layer that was replaced after prepare_, as transformers does when it resizes embeddings, stays float."""
+    model = Model()
+    bp.quantize_(model, {"mlp.0": "int8", "*": "skip"})
+    plan = prepare_(model, {"mlp.2": "int4-g32", "attention.*": "int4-g32", "*": "skip"})
+    model.attention.out_proj = nn.Linear(64, 64)
+    report = convert_(model)
+    assert {layer.name for layer in report.layers} == {choice.name for choice in plan.choices}
+    assert {layer.name: layer.scheme for layer in report.quantized} == {
+        "mlp.0.weight": "int8",
+        "mlp.2.weight": "int4-g32",
+        "attention.in_proj_weight": "int4-g32",
+    }
+    assert {layer.reason for layer in report.skipped} == {"not prepared"}
+    assert [layer.name for layer in report.layers if layer.tied] == ["head.weight"]

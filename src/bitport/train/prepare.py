@@ -33,7 +33,7 @@ from bitport.schemes.plan import refuse_static
 from bitport.schemes.recipe import static_inputs
 from bitport.tensor import QTensor
 from bitport.tensor.parts import has_data
-from bitport.tensor.sharded import is_sharded
+from bitport.tensor.sharded import is_sharded, own
 from bitport.train.fixed import Fixed, fixed_of, inside_cells
 from bitport.train.gradients import Gradients, gradients_of
 from bitport.train.scales import LEARNED, learns_scales, settle_scales_
@@ -151,7 +151,8 @@ class TrainedRounding:
 
 def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and merge learned
-    scales into quantized weights. Existing optimizers still hold the float weights: delete them.
+    scales into quantized weights. Existing optimizers still hold the float weights: delete them. The report also lists
+    the weights that stay as they are.
     ``measure``: compute the error of each prepared weight for the report."""
     check_model(model)
     refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
@@ -183,7 +184,21 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     used = {layer.algorithm for layer in layers}
     after = sum(param.nbytes for param in model.parameters())
     name = next((name for name in (LEARNED, TrainedRounding.name) if name in used), RTN.name)
-    return Report(tuple(layers), before, after, algorithm=name)
+    return Report((*layers, *_left(model, layers)), before, after, algorithm=name)
+
+
+def _left(model: nn.Module, layers: Sequence[LayerReport]) -> Iterator[LayerReport]:
+    """The weights that were neither trained nor had their scales learned: those that the recipe left, and what others
+    have put in the place of a prepared weight, as transformers does when it resizes embeddings."""
+    trained, storages = {layer.name for layer in layers}, set()
+    for target in find_targets(model):
+        if target.name not in trained:
+            weight = target.weight(model)
+            q, size, tied = own(weight), weight.nbytes, target.storage in storages
+            scheme = str(q.scheme) if isinstance(q, QTensor) else None
+            why = f"is {scheme} already" if scheme else "not prepared"
+            yield LayerReport(target.name, scheme, why, size, size, tied=tied)
+            storages.add(target.storage)
 
 
 def release_(model: nn.Module) -> nn.Module:
