@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import nn
 import bitport as bp
 from bitport import checkpoint
 from bitport.cli.streamed import WINDOW, window_of
-from bitport.errors import ArgumentError, BitportError
+from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.integrations import huggingface as hf
 from bitport.integrations.generation import own_text, random_apart
 
@@ -49,6 +50,24 @@ def test_settings_that_transformers_does_not_expect(change: dict[str, Any], dire
     (tmp_path / "config.json").write_text(json.dumps(said | change))
     with pytest.raises(BitportError, match="transformers cannot read"):
         hf.empty_model(tmp_path)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_more_layers_than_tensors(quantized: bool, directory: Path, tmp_path: Path) -> None:
+    """A list of a billion layers would fill the memory before a weight is looked for. Other settings may end in "layer"
+    or name it: that of Gemma 3n is a number of words."""
+    if quantized:
+        checkpoint.quantize_files(directory, tmp_path / "model", "int4", progress=False)
+    else:
+        shutil.copytree(directory, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"num_hidden_layers": 10**9}))
+    for build in (hf.load_model, hf.empty_model, hf.named_model):
+        with pytest.raises(CheckpointError, match=r"config\.json describes 1000000000 layers, and its"):
+            build(tmp_path / "model")
+    path.write_text(json.dumps(said | {"vocab_size_per_layer_input": 10**5}))
+    hf.load_model(tmp_path / "model")
 
 
 @pytest.mark.parametrize("scheme", ["int4", "int8-dyn", "mxfp4"])

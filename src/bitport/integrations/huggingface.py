@@ -24,6 +24,7 @@ from bitport import checkpoint
 from bitport.arguments import floats_of, path_of
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import SAID
+from bitport.checkpoint.parse import json_object, read_manifest
 from bitport.checkpoint.side_files import class_name
 from bitport.checkpoint.source import FETCH, Source
 from bitport.checkpoint.writer import SHARD_SIZE
@@ -31,6 +32,7 @@ from bitport.errors import ArgumentError, BitportError, shortened
 from bitport.integrations.components import component, is_component, write_config
 from bitport.integrations.transformers_names import arrangement
 from bitport.interop import READERS
+from bitport.interop.skeleton import check_layers
 from bitport.interop.sources import method_of
 from bitport.nn.targets import uncompiled
 from bitport.ops.device import check_present
@@ -182,6 +184,10 @@ def _from_config(root: Path, name: str, config: Any) -> Any:
 
 def _config(root: Path) -> Any:
     """The model configuration, without settings for how transformers should load it."""
+    ours, weights = (root / MANIFEST).is_file(), any(root.glob("*.safetensors"))
+    if ours or weights:
+        tensors = (read_manifest(root) if ours else Source(root, quantized=True)).tensors
+        check_layers(json_object(root / "config.json"), len(tensors))
     config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
     if not isinstance(said := config.architectures or [], list):
         raise BitportError(f"{root / 'config.json'} says architectures={said!r}, which must be a list of class names")

@@ -56,7 +56,14 @@ def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, .
 
 
 def check_layers(config: Mapping[str, Any], tensors: int) -> None:
+    """CheckpointError if ``config`` counts more layers, as in num_hidden_layers and n_layer, than there are
+    ``tensors``: making them would take forever."""
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
-    counts = [value for part in parts for key, value in part.items() if "layer" in key and type(value) is int]
+    counts = [
+        value
+        for part in parts
+        for key, value in part.items()
+        if key.rpartition("_")[2] in ("layer", "layers") and type(value) is int
+    ]
     if max(counts, default=0) > tensors:
         raise CheckpointError(f"config.json describes {max(counts)} layers, and its files have {tensors} tensors")
