@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,15 @@ def part_specs(fmt: Format, matrix: Matrix) -> dict[str, PartSpec]:
     if fmt.global_scale:
         specs["scale2"] = PartSpec((torch.float32,), (1, 1))
     return specs
+
+
+def check_dense(named: Iterable[tuple[str, object]]) -> None:
+    """Raise ArgumentError unless each part is None or a dense tensor: sparse, nested and PyTorch's own quantized ones
+    may have neither sizes nor memory to look at."""
+    for name, part in named:
+        dense = isinstance(part, Tensor) and part.layout == torch.strided and not part.is_nested
+        if part is not None and (not dense or part.is_quantized):  # type: ignore[attr-defined]
+            raise ArgumentError(f"part {name!r} must be a dense tensor, not a {type(part).__name__} of another kind")
 
 
 def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int, ...] = ()) -> None:

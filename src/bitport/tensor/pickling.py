@@ -14,7 +14,8 @@ from bitport.numerics import Quantized
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.numerics.packing import from_bytes
 from bitport.schemes import Scheme
-from bitport.tensor.qtensor import EXTRA, QTensor, from_parts, rebuild
+from bitport.tensor.parts import check_dense
+from bitport.tensor.qtensor import EXTRA, PARTS, QTensor, from_parts, rebuild
 
 
 def reduced(q: QTensor, parameter: bool) -> tuple[Any, ...]:
@@ -43,33 +44,43 @@ def _is_unread(part: Tensor) -> bool:
     return marked and any(frame.f_code.co_name == "_legacy_load" for frame, _ in traceback.walk_stack(None))
 
 
-def rebuilt(
-    tensors: dict[str, Tensor],
-    scheme: str,
-    bits_layout: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    transposed: bool,
-    parameter: bool,
-) -> QTensor:
-    """The QTensor that :func:`reduced` described, after checking it."""
-    if missing := {"qdata", "scale"} - set(tensors):
-        raise ArgumentError(f"a saved quantized tensor lacks {', '.join(sorted(missing))}")
+DESCRIPTION = {
+    **{"tensors": dict, "scheme": str, "bits_layout": str, "shape": tuple, "dtype": torch.dtype},
+    **{"transposed": bool, "parameter": bool},
+}
+"""What :func:`reduced` hands over, in this order, and its types."""
+
+
+def rebuilt(*described: Any) -> QTensor:
+    """The QTensor that :func:`reduced` described, after checking it: torch.load calls this with whatever a file says,
+    also with weights_only=True."""
+    fits = map(isinstance, described, DESCRIPTION.values())
+    if len(described) != len(DESCRIPTION) or not all(fits):
+        given = ", ".join(type(each).__name__ for each in described)
+        raise ArgumentError(f"a saved quantized tensor is made of {', '.join(DESCRIPTION)}, not of {given}")
+    tensors, text, bits_layout, shape, dtype, transposed, parameter = described
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ArgumentError(f"a saved quantized tensor has the shape {shape!r}")
+    if missing := [name for name in ("qdata", "scale") if tensors.get(name) is None]:
+        raise ArgumentError(f"a saved quantized tensor lacks {', '.join(missing)}")
+    if unknown := [name for name in tensors if name not in PARTS]:
+        raise ArgumentError(f"a saved quantized tensor has the part {unknown[0]!r}; known are {', '.join(PARTS)}")
+    check_dense(tensors.items())
     if _is_unread(tensors["qdata"]):
         raise ArgumentError(
             "the old format of torch.save hands over a tensor before its numbers, so it can be neither checked nor "
             "packed: write the file without _use_new_zipfile_serialization=False, or with bitport.save(model, "
             "directory)"
         )
-    described = Scheme.from_json(scheme)
+    scheme = Scheme.from_json(text)
     data = tensors["qdata"]  # 8-bit floats only in the canonical layout
-    data = from_bytes(data, described.weight.number.storage) if bits_layout == "plain" else data
-    scale = from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])
+    data = from_bytes(data, scheme.weight.number.storage) if bits_layout == "plain" else data
+    scale = from_bytes(tensors["scale"], SCALE_DTYPES[scheme.weight.scale])
     parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))
     extra = {name: tensors.get(name) for name in EXTRA}
     result = from_parts(
         parts,
-        described,
+        scheme,
         shape=shape,
         dtype=dtype,
         transposed=transposed,

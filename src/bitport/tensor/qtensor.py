@@ -18,7 +18,15 @@ from bitport.schemes.presets import scheme_of
 from bitport.tensor.cache_key import source_key
 from bitport.tensor.dispatch import function_for, handled
 from bitport.tensor.exporting import recorded
-from bitport.tensor.parts import check_extra, check_packed, check_parts, check_zero, matrix_of, rows_and_columns
+from bitport.tensor.parts import (
+    check_dense,
+    check_extra,
+    check_packed,
+    check_parts,
+    check_zero,
+    matrix_of,
+    rows_and_columns,
+)
 
 EXTRA = ("perm", "pre_scale", "act_scale")
 PARTS = ("qdata", "scale", "zero", "scale2", *EXTRA)
@@ -285,6 +293,7 @@ def from_parts(
     """Make a QTensor of untrusted ``parts``, after checking them against each other and against ``shape``."""
     if not dtype.is_floating_point:
         raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
+    check_dense([*parts._asdict().items(), *extra.items()])
     batched = parts.data.ndim > layouts.layout(bits_layout).data_ndim
     if transposed and not batched and len(shape) > 2:
         raise ArgumentError(
