@@ -13,6 +13,7 @@ from bitport.errors import ArgumentError, BitportError
 from bitport.interop import convert
 
 from .gguf_files import SIZES, model_of, transformers, write
+from .test_gguf import assert_same_answers
 
 huggingface = pytest.importorskip("bitport.integrations.huggingface")
 
@@ -41,15 +42,11 @@ def test_the_same_model(tmp_path: Path) -> None:
     done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     groups = {"ggml_iq4": (32,), "ggml_iq3": (32,), "ggml_iq3s": (32,), "ggml_iq2": (32, 16)}
     assert set(done.weights.values()) == {f"custom({name}-g{each})" for name in groups for each in groups[name]}
-    ours = huggingface.load_model(tmp_path / "out")
-    state = ours.state_dict()
+    state = huggingface.load_model(tmp_path / "out").state_dict()
     for name, value in made.state_dict().items():
         if "proj" in name:
             assert torch.equal(state[name].dequantize(torch.float32), value), name
-    ids = torch.arange(60).reshape(2, 30) * 7 % SIZES["vocab_size"]
-    with torch.no_grad():
-        wanted, found = made(input_ids=ids).logits, ours(input_ids=ids).logits
-    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+    assert_same_answers(made, tmp_path / "out")
 
 
 def test_what_is_not_written(tmp_path: Path) -> None:
