@@ -415,7 +415,7 @@ def test_tensors_that_have_no_place(tmp_path: Path) -> None:
             ("rope_freqs.weight", torch.ones(2, 2), "F32 of one dimension"),
             ("rope_freqs.weight", torch.ones(5), "has 5 numbers"),
             ("rope_factors_long.weight", torch.ones(32), r"not known here: rope_factors_long\.weight"),
-            ("blk.0.\n.weight", torch.ones(3), "llama of 2 layers"),
+            ("blk.0.\n.weight", torch.ones(3), "characters that cannot be shown"),
             ("blk.0.ffn_gate.scale", torch.ones(1), r"ffn_gate\.scale"),
         ]
     ):
