@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 import bitport as bp
-from bitport.checkpoint import Writer, read_manifest
+from bitport.checkpoint import Writer, read_manifest, safetensors_reader
 from bitport.checkpoint import safetensors_writer as module
 from bitport.checkpoint.manifest import INDEX
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
@@ -28,6 +28,7 @@ def test_headers(movable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Names of 5000 bytes fill the header space of 65536 after 12; one of 70000 gets a file with more space.
     safetensors itself reads every file."""
     monkeypatch.setattr(module, "MOVABLE", movable)
+    monkeypatch.setattr(safetensors_reader, "LONGEST", 70000)
     made = {f"{'é' * 800}{at}": torch.full((at,), at, dtype=torch.int16) for at in range(30)}
     made["x" * 70000] = torch.ones(3)
     with Writer(tmp_path) as writer:

@@ -80,6 +80,7 @@ HUGE = 1 << 60
         ([setting("general.alignment", TEXT, text("x"))], [], "alignment is 'x'"),
         ([], [entry("w", ())], "0 dimensions"),
         ([], [entry("w\x1b[2J", (1,))], "characters that cannot be shown"),
+        ([], [entry("w" * 1001, (1,))], "1001 characters; names of at most 1000 are read"),
         ([], [entry("w", (1, 1, 1, 1, 1, 1))], "6 dimensions"),
         ([], [entry("w", (2, 48), Q4_0)], "no whole blocks of Q4_0"),
         ([], [entry("w", (0, 32))], "empty"),

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bitport.checkpoint.dtypes import READABLE, countable, from_bytes
 from bitport.errors import CheckpointError
+from bitport.schemes.patterns import LONGEST
 
 
 class Span(NamedTuple):
@@ -49,14 +50,23 @@ def check_regular(path: Path) -> None:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object; ValueError for a duplicate key, which programs resolve differently, and for a name that
-    could not be encoded, or would control the terminal that shows it."""
+    """Build a JSON object; ValueError for a duplicate key, which programs resolve differently, and for a name as of
+    :func:`unfit`."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key appears twice in one object")
-    if odd := [key for key in found if not key.isprintable()]:
-        raise ValueError(f"the key {reprlib.repr(odd[0])} has characters that cannot be shown")
+    for key in found:
+        if reason := unfit(key):
+            raise ValueError(f"the key {reprlib.repr(key)} {reason}")
     return found
+
+
+def unfit(name: str) -> str | None:
+    """Why ``name`` cannot be that of a tensor, or None: it could not be encoded, would control the terminal that shows
+    it, or is so long that looking for patterns in it takes seconds."""
+    if len(name) > LONGEST:
+        return f"has {len(name)} characters; names of at most {LONGEST} are read"
+    return None if name.isprintable() else "has characters that cannot be shown"
 
 
 class SafetensorsReader:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import reprlib
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from bitport.arguments import bytes_of, path_of
 from bitport.checkpoint.concurrent_writers import OURS, clear, locked, manifest_text
 from bitport.checkpoint.dtypes import WEIGHT_DTYPES, name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest, part_key
+from bitport.checkpoint.safetensors_reader import unfit
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.report.versions import library_version
@@ -70,8 +72,8 @@ class Writer:
         """Write ``tensor`` immediately. ``buffer``: see :class:`Entry`."""
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ArgumentError(f"a checkpoint holds tensors by name, not a {type(tensor).__name__} by {name!r}")
-        if not name.isprintable():
-            raise ArgumentError(f"{name!r} has characters that cannot be shown, and so cannot be read back: rename it")
+        if reason := unfit(name):
+            raise ArgumentError(f"{reprlib.repr(name)} {reason}, so it could not be read back: rename it")
         if name in self.entries or name in self.tied:
             raise ArgumentError(f"{name} was added already")
         parts = _parts(name, tensor)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.safetensors_reader import check_regular
+from bitport.checkpoint.safetensors_reader import check_regular, unfit
 from bitport.errors import CheckpointError
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS
 
@@ -195,8 +195,8 @@ def shortest(number: float) -> float:
 
 def _entry(cursor: Cursor, path: Path) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = cursor.text(), cursor.numbers("I")[0]
-    if not name.isprintable():
-        raise CheckpointError(f"{path}: the name {short(name)} has characters that cannot be shown")
+    if reason := unfit(name):
+        raise CheckpointError(f"{path}: the name {short(name)} {reason}")
     if not 1 <= dimensions <= DIMENSIONS:
         raise CheckpointError(f"{path}: {short(name)} has {dimensions} dimensions; 1 to {DIMENSIONS} are read")
     shape = cursor.numbers("Q", dimensions)[::-1]
