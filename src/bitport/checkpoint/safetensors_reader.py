@@ -19,7 +19,9 @@ from torch import Tensor
 
 from bitport.checkpoint.dtypes import READABLE, countable, from_bytes
 from bitport.errors import CheckpointError
-from bitport.schemes.patterns import LONGEST
+
+LONGEST = 1000
+"""Characters of a tensor's name. Patterns are searched in names, some of which take the square of that in time."""
 
 
 class Span(NamedTuple):
@@ -63,7 +65,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def unfit(name: str) -> str | None:
     """Why ``name`` cannot be that of a tensor, or None: it could not be encoded, would control the terminal that shows
-    it, or is so long that looking for patterns in it takes seconds."""
+    it, or has more than LONGEST characters."""
     if len(name) > LONGEST:
         return f"has {len(name)} characters; names of at most {LONGEST} are read"
     return None if name.isprintable() else "has characters that cannot be shown"
