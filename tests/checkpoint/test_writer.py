@@ -119,6 +119,12 @@ def test_names_are_used_once(tmp_path: Path) -> None:
                 writer.tie(alias, name)
 
 
+def test_a_name_that_readers_take_for_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="cannot be called __metadata__"), Writer(tmp_path) as writer:
+        writer.add("__metadata__", torch.ones(3))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_quantized_tensor_stands_for_what_is_read_again(tmp_path: Path) -> None:
     q = bp.quantize_tensor(torch.randn(4, 64), "int8").to(torch.float8_e4m3fn)
     told = r"w is quantized and stands for torch\.float8_e4m3fn; .* stands for one of"

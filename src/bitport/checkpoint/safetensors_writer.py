@@ -24,8 +24,10 @@ from torch import Tensor
 
 from bitport.checkpoint.dtypes import TAGS, stored_shape, to_bytes
 from bitport.checkpoint.manifest import Part
-from bitport.errors import CheckpointError
+from bitport.errors import ArgumentError, CheckpointError
 
+METADATA = "__metadata__"
+"""The key of the header that is no tensor."""
 ALIGNMENT = 64
 """The data starts at a multiple of this many bytes, so that mapped tensors are aligned for kernels."""
 ROOM = 64 * 1024
@@ -100,10 +102,12 @@ def header_bytes(key: str, tensor: Tensor, tags: Mapping[torch.dtype, str] = TAG
 
 
 def metadata_entry(metadata: dict[str, str]) -> str:
-    return f'"__metadata__":{json.dumps(metadata)}'
+    return f'"{METADATA}":{json.dumps(metadata)}'
 
 
 def _entry(key: str, tensor: Tensor, tags: Mapping[torch.dtype, str], start: int, end: int) -> str:
+    if key == METADATA:
+        raise ArgumentError(f"a tensor cannot be called {key}: readers take it for the metadata of the file. Rename it")
     shape = list(stored_shape(tensor.dtype, tuple(tensor.shape)))
     described = {"dtype": tags[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
     return f"{json.dumps(key)}:{json.dumps(described, separators=(',', ':'))}"
