@@ -54,8 +54,8 @@ def test_settings_that_transformers_does_not_expect(change: dict[str, Any], dire
 
 @pytest.mark.parametrize("quantized", [False, True])
 def test_more_layers_than_tensors(quantized: bool, directory: Path, tmp_path: Path) -> None:
-    """A list of a billion layers would fill the memory before a weight is looked for. Other settings may end in "layer"
-    or name it: that of Gemma 3n is a number of words."""
+    """A list of a billion layers would fill the memory before a weight is looked for. Other settings look
+    alike: in Gemma 3n a number of words, and in small models a default that is larger than the model."""
     if quantized:
         checkpoint.quantize_files(directory, tmp_path / "model", "int4", progress=False)
     else:
@@ -66,7 +66,7 @@ def test_more_layers_than_tensors(quantized: bool, directory: Path, tmp_path: Pa
     for build in (hf.load_model, hf.empty_model, hf.named_model):
         with pytest.raises(CheckpointError, match=r"config\.json describes 1000000000 layers, and its"):
             build(tmp_path / "model")
-    path.write_text(json.dumps(said | {"vocab_size_per_layer_input": 10**5}))
+    path.write_text(json.dumps(said | {"vocab_size_per_layer_input": 10**5, "max_window_layers": 28}))
     hf.load_model(tmp_path / "model")
 
 

@@ -16,6 +16,9 @@ LEFT_OUT = ("quantization_config", "compression_config", "auto_map")
 """Keys of config.json to ignore: quantization is read here, and custom code is never run."""
 FACTOR, SPARE = 4, 1000
 """Limits on the tensors of a model: at most FACTOR times the tensors in its files, plus SPARE."""
+LAYERS = 100
+"""How many more layers than tensors a config.json may name: those of small models keep defaults, such as the 28 of
+max_window_layers."""
 
 
 class Bounded(TorchFunctionMode):
@@ -56,7 +59,7 @@ def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, .
 
 
 def check_layers(config: Mapping[str, Any], tensors: int) -> None:
-    """CheckpointError if ``config`` counts more layers, as in num_hidden_layers and n_layer, than there are
+    """CheckpointError if ``config`` counts far more layers, as in num_hidden_layers and n_layer, than there are
     ``tensors``: making them would take forever."""
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
     counts = [
@@ -65,5 +68,5 @@ def check_layers(config: Mapping[str, Any], tensors: int) -> None:
         for key, value in part.items()
         if key.rpartition("_")[2] in ("layer", "layers") and type(value) is int
     ]
-    if max(counts, default=0) > tensors:
+    if max(counts, default=0) > tensors + LAYERS:
         raise CheckpointError(f"config.json describes {max(counts)} layers, and its files have {tensors} tensors")
