@@ -189,6 +189,8 @@ def test_refused(make: Make, scheme: str, shape: tuple[int, ...], cut: Cut, mess
         pytest.param(lambda w: w.select(5, 0), IndexError, id="no-such-dimension"),
         pytest.param(lambda w: w.transpose(0, 7), IndexError, id="transpose-no-such-dimension"),
         pytest.param(lambda w: w.select(3, 0), IndexError, id="dimension-past-the-last"),
+        pytest.param(lambda w: w[0].expand(2, 64, 96).select(0, 5), IndexError, id="repeated-past-the-end"),
+        pytest.param(lambda w: w[0].expand(2, 64, 96)[torch.tensor([7])], IndexError, id="repeated-index-past-the-end"),
         pytest.param(lambda w: w.split([1, 1]), ArgumentError, id="sizes-too-small"),
         pytest.param(lambda w: w.split([4, -1]), (ArgumentError, RuntimeError), id="sizes-negative"),
         pytest.param(lambda w: w.split(0), (ArgumentError, RuntimeError), id="size-zero"),

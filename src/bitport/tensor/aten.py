@@ -206,6 +206,7 @@ def _slice(
 def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> QTensor:
     """Apply ``take`` to the batch dimensions of the parts; an expanded matrix has none in memory."""
     if q.repeated:
+        take(q.scale.new_empty(()).expand(*q.shape[:-2], 1, 1))  # an index out of range is an error here too
         return q.replace(shape=shape)
     data, scale, *rest = (None if part is None else take(part) for part in q.parts)
     assert data is not None
