@@ -60,7 +60,7 @@ def test_parts_that_are_not_dense(part: str, kind: str) -> None:
     """A sparse scale was accepted, and failed in a kernel."""
     values = saved("nvfp4")
     values["tensors"] = {**values["tensors"], part: KINDS[kind](values["tensors"][part])}
-    with pytest.raises(ArgumentError, match=f"part '{part}' must be a dense tensor"):
+    with pytest.raises(ArgumentError, match=f"{part} must be a (dense )?tensor, not a"):
         rebuild(*values.values())
 
 

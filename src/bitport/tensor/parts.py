@@ -51,9 +51,10 @@ def check_dense(named: Iterable[tuple[str, object]]) -> None:
     """Raise ArgumentError unless each part is None or a dense tensor: sparse, nested and PyTorch's own quantized ones
     may have neither sizes nor memory to look at."""
     for name, part in named:
-        dense = isinstance(part, Tensor) and part.layout == torch.strided and not part.is_nested
-        if part is not None and (not dense or part.is_quantized):  # type: ignore[attr-defined]
-            raise ArgumentError(f"part {name!r} must be a dense tensor, not a {type(part).__name__} of another kind")
+        if part is not None and not isinstance(part, Tensor):
+            raise ArgumentError(f"{name} must be a tensor, not a {type(part).__name__}")
+        if part is not None and (part.layout != torch.strided or part.is_nested or part.is_quantized):
+            raise ArgumentError(f"{name} must be a dense tensor, not a sparse, nested or quantized one of PyTorch")
 
 
 def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int, ...] = ()) -> None:
