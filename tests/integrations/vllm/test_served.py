@@ -64,7 +64,7 @@ def checkpoint(folder: Path, config: Any, scheme: Any) -> Path:
         for param in model.parameters():
             param.mul_(3 if param.dim() > 1 else 1)
     model.save_pretrained(folder / "in")
-    quantize_files(folder / "in", folder / "out", scheme, progress=False)
+    quantize_files(folder / "in", folder / "out", scheme, overwrite=True, progress=False)
     return folder / "out"
 
 
@@ -175,7 +175,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     tensors = load_file(file)
     del tensors["model.layers.1.self_attn.v_proj.weight"]
     save_file(tensors, file)
-    quantize_files(tmp_path / "in", made, "int4-g32", progress=False)
+    quantize_files(tmp_path / "in", made, "int4-g32", overwrite=True, progress=False)
     found, said = serve(made, IDS)
     assert found is None
     assert "the checkpoint does not have 64 of the 256 rows of model.layers.1.self_attn.qkv_proj" in said
