@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 import bitport
 from bitport.ops.select import FORCED
-
-from .test_traps import run_python
+from tests.scripts import ended
 
 FIRST_CALLS = """
 import threading, torch, bitport
@@ -34,7 +33,7 @@ assert len(errors) == 8 and max(errors) < 1e-5, errors
 
 def test_the_first_calls_of_a_process_are_those_of_several_threads() -> None:
     """Guards against "partially initialized module 'torch.distributed.tensor' has no attribute 'DTensor'"."""
-    done = run_python(FIRST_CALLS)
+    done = ended(FIRST_CALLS)
     assert (done.returncode, done.stderr) == (0, "")
 
 

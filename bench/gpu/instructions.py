@@ -35,6 +35,8 @@ from bitport.schemes import preset
 GOAL = 0.85
 SHARE = 0.7
 """Share of a pipe's peak that a loop with barriers and dependences is expected to sustain. Assumed."""
+LATENCY = 700e-9
+"""Seconds from a load to its data under memory load. Assumed."""
 
 
 class Chip(NamedTuple):
