@@ -26,6 +26,7 @@ from tests.backends.products import products
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ROUNDING = ("largest", "by_row", "by_block")
+ASKED = os.environ["TRITON_TARGETS"].split(",")
 EVERY = "TRITON_ALL" in os.environ
 SOME = (
     *(("int4", BF16, 1), ("int4-g32-sym", FP16, 16), ("int3-channel", BF16, 64), ("mxfp4-wo", FP32, 64)),
@@ -46,7 +47,7 @@ ALL = tuple(
 )
 
 
-@pytest.fixture(params=os.environ["TRITON_TARGETS"].split(","))
+@pytest.fixture(params=ASKED)
 def made(request: pytest.FixtureRequest) -> Iterator[list[CompiledKernel]]:
     """Collects the kernels compiled for the target instead of launched, and checks each."""
     with compiling(request.param) as compiled:
@@ -140,7 +141,7 @@ def test_long_steps_take_no_more_memory(made: list[CompiledKernel], monkeypatch:
         (sample,) = products(scheme, FP32, "plain", n=256, k=1024, m=300)
         kernels.run_dyn(kernels.linear.tiles)(*sample.args)
     short, long = (each.metadata.shared for each in made if each.name == "tiles")
-    if not {"sm70", "sm75"} & set(os.environ["TRITON_TARGETS"].split(",")):  # they do not prefetch
+    if not {"sm70", "sm75"} & set(ASKED):  # they do not prefetch
         assert long <= 1.25 * short
 
 
@@ -203,7 +204,7 @@ def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[Compil
         kernels.attend(*call._replace(**dict(zip(("keys", "values"), sides, strict=True))).args())
     assert [each.name for each in made] == ["attend", "attend", "join"] * 2
     assert [each.hash for each in made[:3]] == [each.hash for each in made[3:]]
-    if os.environ["TRITON_TARGETS"] == "sm90":
+    if ASKED == ["sm90"]:
         for each in made[:2]:
             loop = instructions.inner_loop(instructions.disassembled(each)[0])
             assert sum(opcode.startswith(("LDL", "STL")) for opcode in loop) < 0.1 * len(loop)
@@ -312,8 +313,8 @@ def test_float8_is_multiplied_as_such(scheme: str, made: list[CompiledKernel], r
 @pytest.mark.parametrize("target", ["sm89", "sm90", "sm120"])
 def test_steps_of_float8_are_added_in_float32(target: str) -> None:
     """Matrix units keep some 13 bits of a sum. The compiler may not leave the sum over steps to them too."""
-    if "sm90" not in os.environ["TRITON_TARGETS"].split(","):
-        pytest.skip("once is enough")
+    if "sm90" not in ASKED:
+        pytest.skip("compiled for targets of its own, beside sm90")
     for m in (16, 300):
         (sample,) = products("fp8-row", BF16, "plain", n=256, k=1024, m=m)
         with compiling(target) as made:
@@ -354,7 +355,7 @@ def test_few_rows_wait_for_memory_alone(scheme: str, dtype: torch.dtype, m: int)
     busy may then take 3.8 instructions per weight (128 a clock), 1.9 of them on integers (64); this is asserted pipe by
     pipe, for the bytes that each scheme moves. Bytes in flight must cover the memory latency. Codes are read 16 bytes
     at a time, or 8 where a unit has no more."""
-    if "sm90" not in os.environ["TRITON_TARGETS"].split(","):
+    if "sm90" not in ASKED:
         pytest.skip("counted for sm90")
     loop = instructions.of("sm90", scheme, dtype, m)
     assert loop.has_room(), loop
@@ -378,7 +379,7 @@ def test_few_rows_wait_for_memory_alone(scheme: str, dtype: torch.dtype, m: int)
 def test_no_scheme_takes_so_many_instructions_that_bf16_is_faster(target: str, scheme: str, m: int) -> None:
     """A bfloat16 product waits for two bytes per weight. Pipes that are 70 % busy must process as many weights in that
     time."""
-    if target not in os.environ["TRITON_TARGETS"].split(","):
+    if target not in ASKED:
         pytest.skip(f"counted for {target}")
     loop, chip = instructions.of(target, scheme, BF16, m), instructions.CHIPS[target]
     assert instructions.SHARE * loop.ceiling >= instructions.GOAL * chip.bandwidth / 2, loop

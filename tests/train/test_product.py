@@ -256,6 +256,10 @@ def test_what_is_no_linear_layer() -> None:
     w = weight(preset("int8"))
     with pytest.raises(ArgumentError, match="not as its input"):
         F.linear(w, torch.randn(4, K))
+    experts = TrainedTensor(torch.randn(3, N, K), Rounding(preset("int8")))
+    for stack in (experts, experts.mT):
+        with pytest.raises(ArgumentError, match=r"wants a weight \[N, K\]; this weight in training has shape \[3, "):
+            F.linear(torch.randn(3, M, stack.shape[-1]), stack)
 
 
 @pytest.mark.parametrize(

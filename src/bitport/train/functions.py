@@ -59,7 +59,8 @@ matmul = _matmul(torch.matmul)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if isinstance(weight, TrainedTensor) and weight.rounding.transposed and not isinstance(input, TrainedTensor):
+    turned = isinstance(weight, TrainedTensor) and weight.rounding.transposed and weight.dim() == 2
+    if turned and not isinstance(input, TrainedTensor):
         y = matmul(input, weight.mT)  # sums over N: a tied decoder
         return y if bias is None else y + bias
     return linear(input, weight, bias)

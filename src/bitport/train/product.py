@@ -126,5 +126,7 @@ def refuse_transforms() -> None:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if isinstance(input, TrainedTensor) or not isinstance(weight, TrainedTensor):
         raise ArgumentError("F.linear takes a weight in training as its weight only, not as its input")
+    if weight.dim() != 2:
+        raise ArgumentError(f"F.linear wants a weight [N, K]; this weight in training has shape {[*weight.shape]}")
     refuse_transforms()
     return Product.apply(autocasted(input), weight, bias)
