@@ -294,6 +294,8 @@ def test_what_cannot_be_quantized_is_reported(module: nn.Module) -> None:
     assert [layer.name for layer in report.quantized] == ["linear.weight"]
     assert report.skipped
     reasons = ("unknown type", "float weights only", "rows of a transposed convolution")
+    way_out = ["remove_parametrizations" in layer.reason for layer in report.skipped]
+    assert way_out == [nn.utils.parametrize.is_parametrized(module)] * len(way_out)
     assert all(any(reason in layer.reason for reason in reasons) for layer in report.skipped)
 
 

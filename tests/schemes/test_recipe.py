@@ -133,7 +133,7 @@ def test_a_router_is_called_one() -> None:
     """Most models have the router as an nn.Linear, so "unknown type" would be a wrong reason."""
     routers = [Target("mlp.gate", "weight", "other", (4, 64), "1"), Target("mlp.odd", "weight", "other", (4, 64), "2")]
     plan = Recipe.of({"*": "int8"}).resolve([*UNTIED, *routers])
-    assert plan["mlp.gate.weight"].reason == "no rule fits this router; one with its name quantizes it"
+    assert plan["mlp.gate.weight"].reason == "no rule fits this router; a rule with its name quantizes it"
     assert plan["mlp.odd.weight"].reason == "no rule fits this weight of a module of unknown type"
 
 
@@ -174,7 +174,7 @@ def test_reasons_of_a_scheme_by_its_name_speak_of_no_rule() -> None:
     left = "a scheme given by name leaves {} as they are"
     assert plan["conv.weight"].reason == left.format("convolutions") + "; a rule for them quantizes them"
     assert plan["embed.weight"].reason == left.format("embeddings") + "; a rule for them quantizes them"
-    assert plan["mlp.gate.weight"].reason == left.format("routers") + "; a rule with the name of one quantizes it"
+    assert plan["mlp.gate.weight"].reason == left.format("routers") + "; a rule with its name quantizes it"
     assert plan["mystery.weight"].reason == left.format("weights of modules of unknown type")
 
 

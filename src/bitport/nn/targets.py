@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from bitport.errors import ArgumentError
 from bitport.nn.offloaded import refuse_offloaded
@@ -68,6 +69,7 @@ READ_OTHERWISE: dict[str, tuple[str, ...]] = {
 """Class of transformers -> its children ("": itself) whose weights get the kind "other": its forward reshapes, indexes,
 concatenates, adds or scales them directly, which needs plain tensors, instead of only calling the child."""
 
+PARAMETRIZED = "a layer's weight is computed from it; torch.nn.utils.parametrize.remove_parametrizations ends that"
 REWRITTEN = "max_norm rewrites the rows that are looked up"
 UNFIT: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.LSTM, "PyTorch's LSTM computes with float weights only"),
@@ -127,9 +129,11 @@ def find_targets(model: nn.Module) -> list[Target]:
 
 
 def _note(module: nn.Module, name: str) -> str:
-    """Says so if a subclass has a forward of its own, unless that calls the one of PyTorch's class and does not mention
-    the parameter. Most of them call F.linear(x, weight), with the same kernels; but one that computes with the weight
-    first dequantizes it, or fails, and no way to tell is certain."""
+    """Says so if a parametrization reads the parameter. Also if a subclass has a forward of its own, unless that calls
+    the one of PyTorch's class and does not mention the parameter: most of them call F.linear(x, weight), with the same
+    kernels; but one that computes with the weight first dequantizes it, or fails, and no way to tell is certain."""
+    if isinstance(module, ParametrizationList):
+        return PARAMETRIZED
     known = next((each for each, param, _ in WEIGHTS if isinstance(module, each) and param == name), None)
     forward = inspect.unwrap(type(module).forward)
     if known is None or forward is known.forward:

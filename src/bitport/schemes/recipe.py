@@ -261,17 +261,21 @@ class Recipe:
                 return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
             said = f"the scheme for all {PLURALS[target.kind]}" if _is_by_name(rule) else f"rule {rule.match!r}"
             return Choice(target.name, rule.scheme, f"{said}; {target.note}" if target.note else said)
-        router = target.kind == "other" and is_router(target.module, target.shape)
-        if any(map(_is_by_name, self.rules)):
-            left = f"a scheme given by name leaves {'routers' if router else PLURALS[target.kind]} as they are"
-            if router:
-                return Choice(target.name, None, f"{left}; a rule with the name of one quantizes it")
-            more = "" if target.kind == "other" else "; a rule for them quantizes them"
-            return Choice(target.name, None, left + more)
-        if router:
-            return Choice(target.name, None, "no rule fits this router; one with its name quantizes it")
-        what = f"{target.kind} weight" if target.kind != "other" else "weight of a module of unknown type"
-        return Choice(target.name, None, f"no rule fits this {what}")
+        return Choice(target.name, None, self._left(target))
+
+    def _left(self, target: Target) -> str:
+        """Why no rule fits ``target``."""
+        by_name = any(map(_is_by_name, self.rules))
+        if target.kind == "other" and is_router(target.module, target.shape):
+            left = "a scheme given by name leaves routers as they are" if by_name else "no rule fits this router"
+            return f"{left}; a rule with its name quantizes it"
+        if by_name:
+            left = f"a scheme given by name leaves {PLURALS[target.kind]} as they are"
+            more = target.note if target.kind == "other" else "a rule for them quantizes them"
+        else:
+            what = f"{target.kind} weight" if target.kind != "other" else "weight of a module of unknown type"
+            left, more = f"no rule fits this {what}", target.note if target.kind == "other" else ""
+        return f"{left}; {more}" if more else left
 
     def to_json(self) -> str:
         """The recipe file of docs/formats.md, with all schemes written out."""
