@@ -66,6 +66,12 @@ def test_a_coarse_unit_does_not_matter_where_the_budget_holds_everything() -> No
     assert choose([[Option(1, 1.0), Option(10**15, 0.0)]], 10**15) == [1]
 
 
+@pytest.mark.parametrize("wanted", [255, 256, 299])
+def test_any_number_of_options(wanted: int) -> None:
+    many = [Option(2 if at == wanted else 1, float(at != wanted)) for at in range(300)]
+    assert choose([many[: wanted + 1], many], 4) == [wanted, wanted]
+
+
 @pytest.mark.parametrize("error", [math.nan, math.inf])
 def test_an_option_whose_outputs_are_no_numbers_comes_last(error: float) -> None:
     """Such as a float16 model that overflows. The budget is never exceeded."""

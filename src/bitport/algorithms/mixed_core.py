@@ -46,7 +46,7 @@ def choose(options: Sequence[Sequence[Option]], budget: int, states: int = STATE
             if units <= room:
                 row[units:] = best[: room + 1 - units] + (option.error if math.isfinite(option.error) else BROKEN)
         best, at = tried.min(0)
-        taken.append(at.to(torch.uint8))
+        taken.append(at.to(torch.uint8 if len(each) <= 256 else torch.int32))  # there is one for each unit: kept small
     chosen = []
     for at, size in zip(reversed(taken), reversed(sizes), strict=True):
         chosen.append(int(at[room]))
