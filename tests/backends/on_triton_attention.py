@@ -63,18 +63,33 @@ def test_formats_and_widths(keys: str, values: str, width: int, dtype: torch.dty
 
 
 class Launches:
-    """Records the constants with which a kernel is launched."""
+    """Records the grids and constants with which a kernel is launched; without a kernel nothing runs."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
+        self.grids: list[tuple[int, ...]] = []
         self.constants: list[dict[str, Any]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*args: Any, **constants: Any) -> None:
+            self.grids.append(grid)
             self.constants.append(constants)
-            self.kernel[grid](*args, **constants)
+            if self.kernel is not None:
+                self.kernel[grid](*args, **constants)
 
         return launch
+
+
+def test_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA starts up to 2^31 - 1 programs along the first axis, and 65535 along the others. Float32 of 256 columns is
+    read in the smallest tiles, of 16 rows."""
+    launches = Launches(None)
+    monkeypatch.setattr(attention, "attend", launches)
+    monkeypatch.setattr(attention, "join", Launches(None))
+    call = AttentionArgs.of(*sample("", CPU, FP32, "int8", "int8", shape=(1, 8, 1, 256), value_width=256).args)
+    rows = 1 << 17
+    attention.attention(call._replace(q=torch.empty(1, 8, rows, 256, device="meta")), configs.of(DEVICE))
+    assert launches.grids == [(8 * rows // 16, 1)]
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])

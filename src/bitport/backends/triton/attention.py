@@ -162,9 +162,10 @@ def attend(
 ) -> None:
     """Process one split of the ``count`` tokens of a stretch. ``newest``: position of the newest token that row 0 sees;
     ``sharing``: query heads per key head."""
-    pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tiles = (sharing * rows + BM - 1) // BM
+    pair, split = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(1)
     sequence, head = pair // heads, pair % heads
-    at = tl.program_id(2) * BM + tl.arange(0, BM)
+    at = tl.program_id(0) % tiles * BM + tl.arange(0, BM)
     inside = at < sharing * rows
     row, query_head = at % rows, head * sharing + at // rows
     place = pair * sharing * rows + at
@@ -201,7 +202,7 @@ def attend(
         seen = tl.dot(weight, value, seen * fading[:, None], input_precision=PRECISION)
         total = total * fading + tl.sum(weight, 1)
         peak = higher
-    left = split * tl.num_programs(0) * sharing * rows + place
+    left = split * (tl.num_programs(0) // tiles) * sharing * rows + place
     tl.store(peaks + left, peak, mask=inside)
     tl.store(totals + left, total, mask=inside)
     column = tl.arange(0, VALUES.width)[None, :]
@@ -271,7 +272,7 @@ def attention(call: AttentionArgs, config: Config) -> Tensor:
     for part, splits, per_split in parts:
         (keys, of_keys), (values, of_values) = part.keys, part.values
         sizes = heads, sharing, rows, part.first, part.gap, part.tokens, per_split * step
-        attend[(sequences * heads, splits, tiles)](
+        attend[(sequences * heads * tiles, splits)](
             *(q, mask, steps, peaks[begin:], totals[begin:], sums[begin:], keys, values),
             *(*sizes, call.tokens - rows, call.scale),
             KEYS=of_keys,
