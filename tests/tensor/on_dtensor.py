@@ -69,12 +69,17 @@ def check_a_round_trip_changes_no_bit(mesh: DeviceMesh) -> None:
 
 def check_transposed_ones(mesh: DeviceMesh) -> None:
     """Rows of the whole are columns of the matrix: gathered along them first, pieces of permuted columns would be no
-    tensor, and so would those of rows with a pre_scale if all had to have the same."""
+    tensor, and so would those of rows with a pre_scale if all had to have the same, or with a scale for all of a
+    row."""
     for extra in ({"perm": torch.randperm(SIZE)}, {"pre_scale": torch.rand(SIZE) + 0.5}):
         whole = quantize_tensor(torch.randn(SIZE, 24), "int4", transposed=True, **extra)
         for dim in (0, 1) if "pre_scale" in extra else (1,):
             shared = distribute_tensor(whole, mesh, [Shard(dim)])
             assert torch.equal(shared.full_tensor(), whole), (dim, *extra)
+    for scheme in ("int8-asym", "fp8-wo", "int8-tensor", "nvfp4-wo"):
+        whole = quantize_tensor(torch.randn(SIZE, 24), scheme, transposed=True)
+        for dim in (0, 1):
+            assert torch.equal(distribute_tensor(whole, mesh, [Shard(dim)]).full_tensor(), whole), (scheme, dim)
 
 
 def check_the_first_process_has_the_say(mesh: DeviceMesh) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bitport.numerics.packing import as_bytes
 from bitport.tensor.aten import fill, same_bits
-from bitport.tensor.borders import axis_of, unit
+from bitport.tensor.borders import axis_of, cut_along, is_conv, unit
 from bitport.tensor.join import join
 from bitport.tensor.qtensor import ATEN, QTensor
 
@@ -51,8 +51,8 @@ def _scatter(func: Any, outputs: list[QTensor], inputs: list[list[QTensor]], gro
 
 def _all_gather(func: Any, q: QTensor, world: int, group: Any) -> QTensor:
     """Concatenate the pieces of all ranks along dim 0; torch splits them again to concatenate along another dimension.
-    If they cannot form one tensor (different pre_scale, permuted columns, short blocks in the middle), the result is on
-    meta: it can only be split again."""
+    If they cannot form one tensor along dim 0 (permuted columns, short blocks in the middle, or they differ in what is
+    cut along another dimension), the result is on meta: it can only be split again."""
     plain = q.to_layout("plain")
     wait = torch.ops._c10d_functional.wait_tensor.default
     names = plain.__tensor_flatten__()[0]
@@ -66,10 +66,11 @@ def _all_gather(func: Any, q: QTensor, world: int, group: Any) -> QTensor:
         plain.with_parts({name: every[name][rank].view(getattr(plain, name).dtype) for name in names})
         for rank in range(world)
     )
-    by_columns = axis_of(plain, 0) == "k"
-    scaled = [] if by_columns else [piece.pre_scale for piece in pieces if piece.pre_scale is not None]
-    permuted = by_columns and plain.perm is not None and world > 1
-    if permuted or plain.shape[0] % unit(plain, 0) or not all(same_bits(scale, scaled[0]) for scale in scaled):
+    permuted = axis_of(plain, 0) == "k" and plain.perm is not None and world > 1
+    others = () if is_conv(plain) else (cut_along(plain, dim) for dim in range(1, plain.dim()))
+    elsewhere = {name for cut in others for name in cut} - cut_along(plain, 0).keys()
+    differ = any(not same_bits(every[name][rank], every[name][0]) for name in elsewhere for rank in range(world))
+    if permuted or plain.shape[0] % unit(plain, 0) or differ:
         whole = plain.map_parts(lambda part: part.to("meta"), shape=(plain.shape[0] * world, *plain.shape[1:]))
     else:
         whole = join(pieces, 0).to_device_layout()
