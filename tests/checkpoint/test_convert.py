@@ -381,7 +381,7 @@ BAD_SOURCES = {
     "pickle": (_only("pytorch_model.bin"), r"pytorch_model\.bin is a pickle, which can run any code"),
     "torn": (_only("model.safetensors"), "not a whole safetensors file"),
     "config": (_written(lambda d: (d / "config.json").write_text("{")), "config.json is not JSON"),
-    "config list": (_written(lambda d: (d / "config.json").write_text("[]")), "holds list, not an object"),
+    "config list": (_written(lambda d: (d / "config.json").write_text("[]")), "no object: it holds list"),
     "index": (_written(lambda d: (d / "model.safetensors.index.json").write_text("{}")), "has no 'weight_map'"),
     "shard lost": (
         _written(lambda d: (d / "model-00001-of-00002.safetensors").unlink()),

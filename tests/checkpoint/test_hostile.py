@@ -392,7 +392,7 @@ def test_a_header_that_names_a_tensor_twice(saved: Path) -> None:
     """Some programs would use the first, others the last."""
     (shard,) = saved.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes().replace(b'"1.bias"', b'"0.bias"', 1))
-    refused(saved, r"not JSON \(a key appears twice in one object\)")
+    refused(saved, r"not JSON \(a key appears twice in one object: '0.bias'\)")
 
 
 @pytest.mark.parametrize("name", ["\ud800", "\x1b[2J", "a\nb", "attn" * 25_000])

@@ -231,6 +231,18 @@ def test_a_damaged_configuration_of_ours(ours: Path, tmp_path: Path) -> None:
             convert(path, tmp_path / "out", to="gptq_v2", progress=False)
 
 
+@pytest.mark.parametrize("file", ["config.json", "quantize_config.json", "model.safetensors.index.json"])
+def test_a_key_that_is_there_twice(file: str, theirs: Path, tmp_path: Path) -> None:
+    """Programs take the first or the last of them: 4 bits here, or 8."""
+    inner = file == "quantize_config.json"
+    path = edited(theirs, tmp_path / "twice", **({"quantization_config": None} if inner else {}))
+    said = json.loads((theirs / ("config.json" if inner else file)).read_text())
+    text = json.dumps(said["quantization_config"] if inner else said)
+    (path / file).write_text(text.replace('{"', '{"bits": 8, "bits": 4, "', 1))
+    with pytest.raises(CheckpointError, match=rf"{file} is not JSON: a key appears twice in one object: 'bits'"):
+        convert(path, tmp_path / "out", progress=False)
+
+
 def test_a_config_inside_a_config(theirs: Path, tmp_path: Path) -> None:
     config = json.loads((theirs / "config.json").read_text())
     said = config["quantization_config"]

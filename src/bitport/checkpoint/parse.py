@@ -14,7 +14,7 @@ import torch
 from bitport.arguments import path_of
 from bitport.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES, countable
 from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
-from bitport.checkpoint.safetensors_reader import unique
+from bitport.checkpoint.safetensors_reader import named, unique
 from bitport.checkpoint.shards import inside
 from bitport.errors import CheckpointError, SchemeError
 from bitport.schemes import Scheme
@@ -54,11 +54,20 @@ def parse_manifest(data: bytes, source: Path) -> Manifest:
 def json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file of others."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
+        text = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return parsed(text, str(path))
+
+
+def parsed(text: str | bytes, name: str) -> dict[str, Any]:
+    """The object in JSON of others. ``name``: of the file or tensor that holds it."""
+    try:
+        found = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds {type(found).__name__}, not an object")
+        raise CheckpointError(f"{name} is JSON, but no object: it holds {type(found).__name__}")
     return found
 
 
@@ -94,7 +103,7 @@ class _Parser:
 
     def json(self, data: bytes) -> Any:
         try:
-            return json.loads(data, object_pairs_hook=unique)
+            return json.loads(data, object_pairs_hook=named)
         except (ValueError, RecursionError) as error:
             self.fail(f"it is not JSON ({error})")
 

@@ -52,11 +52,18 @@ def check_regular(path: Path) -> None:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object; ValueError for a duplicate key, which programs resolve differently, and for a name as of
-    :func:`unfit`."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key appears twice in one object")
+    """Build a JSON object; ValueError for a duplicate key, which programs resolve differently."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"a key appears twice in one object: {reprlib.repr(key)}")
+        found[key] = value
+    return found
+
+
+def named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """:func:`unique`, whose keys are names of tensors: ValueError for one as of :func:`unfit`."""
+    found = unique(pairs)
     for key in found:
         if reason := unfit(key):
             raise ValueError(f"the key {reprlib.repr(key)} {reason}")
@@ -139,7 +146,7 @@ class SafetensorsReader:
         if length > HEADER:
             self._fail(f"its header of {length} bytes is too long; at most {HEADER} are allowed")
         try:
-            header = json.loads(self.file.read(length), object_pairs_hook=unique)
+            header = json.loads(self.file.read(length), object_pairs_hook=named)
         except (ValueError, RecursionError) as error:
             self._fail(f"its header is not JSON ({error})")
         if not isinstance(header, dict):

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.checkpoint.parse import parsed
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
@@ -198,11 +199,7 @@ class State:
     def of(cls, tensor: Tensor, name: str) -> State:
         if tensor.dtype != torch.uint8 or tensor.dim() != 1 or tensor.numel() > LONGEST:
             raise CheckpointError(f"{name} must be JSON in uint8, not {tensor.dtype} {list(tensor.shape)}")
-        try:
-            said = json.loads(bytes(tensor.tolist()))
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{name} is not JSON: {error}") from error
-        said = said if isinstance(said, dict) else {}
+        said = parsed(bytes(tensor.tolist()), name)
         shape, block, kind = said.get("shape"), said.get("blocksize"), name.rpartition(STATE)[2]
         if said.get("quant_type") != kind or type(block) is not int or block not in BLOCKS:
             raise CheckpointError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+from bitport.checkpoint.parse import json_object, parsed
 from bitport.errors import ArgumentError, BitportError, CheckpointError, shortened
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -91,13 +92,7 @@ def _read(files: Mapping[Path, str | Path], name: str) -> dict[str, Any]:
     content = files.get(Path(name))
     if content is None:
         return {}
-    try:
-        said = json.loads(content.read_text(encoding="utf-8") if isinstance(content, Path) else content)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} is not JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise CheckpointError(f"{name} holds {type(said).__name__}, not an object")
-    return said
+    return json_object(content) if isinstance(content, Path) else parsed(content, name)
 
 
 def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

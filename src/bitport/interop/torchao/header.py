@@ -14,6 +14,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from bitport.checkpoint.safetensors_reader import unique
 from bitport.errors import CheckpointError
 
 PLAIN = ("Tensor", "torch.Tensor")
@@ -44,7 +45,7 @@ class Entry:
 def entry_of(name: str, text: str) -> Entry | None:
     """The entry in ``text``, or None if it does not describe a quantized tensor."""
     try:
-        said = json.loads(text, object_hook=_flat)
+        said = json.loads(text, object_pairs_hook=_flat)
     except (ValueError, RecursionError):
         return None
     if not isinstance(said, dict) or "_type" not in said or said["_type"] in PLAIN:
@@ -70,8 +71,9 @@ def is_part(name: str) -> bool:
     return last.startswith("_") and last.endswith(tuple(f"_{role}" for role in ROLES))
 
 
-def _flat(said: dict[str, Any]) -> Any:
+def _flat(pairs: list[tuple[str, Any]]) -> Any:
     """The attributes of an object merged with its _type; the bare value of an enum or dtype."""
+    said = unique(pairs)
     if "_data" not in said or "_type" not in said:
         return said
     data = said.pop("_data")
