@@ -207,7 +207,7 @@ def test_settings_that_are_not_followed(change: dict[str, Any], said: str) -> No
         ({"weights": ints(4, strategy="block", block_structure=[128])}, "block_structure"),
         ({"weights": ints(4, **GROUP128, dynamic_range=2)}, "dynamic_range is not understood"),
         ({"weights": {**ints(4, **GROUP128), "dynamic": True}}, "dynamic=false"),
-        ({"weights": floats(8, symmetric_=False)}, "symmetric_"),
+        ({"weights": floats(8, symmetric_=True)}, "symmetric_ is not understood"),
         ({"weights": {**floats(8), "symmetric": False}}, "zero point"),
         ({"what": 1}, "what is not understood"),
     ],

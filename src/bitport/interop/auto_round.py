@@ -22,7 +22,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import awq, codec, gptq
-from bitport.interop.codec import WeightNames, setting
+from bitport.interop.codec import WeightNames, refuse_unknown, setting
 
 GPTQ = {"auto_gptq": "gptq", "gptq": "gptq", "auto_round": "gptq_v2", "gptqmodel": "gptq_v2"}
 """packing_format -> checkpoint_format of GPTQ."""
@@ -34,6 +34,10 @@ KEPT = 16
 
 
 class Reader(codec.Reader):
+    known = (
+        *("quant_method", "packing_format", "backend", "data_type", "act_bits", "extra_config", "desc_act"),
+        *(*ROTATIONS, *OWN, *gptq.CHOOSING),
+    )
     writes_zero_biases = True
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
@@ -48,12 +52,12 @@ class Reader(codec.Reader):
         own = {_pattern(name): said for name, said in setting(config, "extra_config", dict, {}).items()}
         layers = {pattern: _settings(pattern, said) for pattern, said in own.items()}
         quantized = {pattern: said for pattern, said in layers.items() if said}
+        common = {key: config[key] for key in ("desc_act", *OWN) if key in config}
         if packing in AWQ and not quantized:
             asymmetric = not setting(config, "sym", bool, True)
-            self.inner: codec.Reader = awq.Reader({**config, "version": "gemm", "zero_point": asymmetric}, dtype)
+            self.inner: codec.Reader = awq.Reader({**common, "version": "gemm", "zero_point": asymmetric}, dtype)
         elif packing in GPTQ:
-            said = {**config, "checkpoint_format": GPTQ[packing], "dynamic": quantized}
-            self.inner = gptq.Reader({key: value for key, value in said.items() if key != "format"}, dtype)
+            self.inner = gptq.Reader({**common, "checkpoint_format": GPTQ[packing], "dynamic": quantized}, dtype)
         else:
             raise CheckpointError(
                 f"AutoRound with packing_format {packing!r}: {', '.join(GPTQ)} are read, and {', '.join(AWQ)} with the "
@@ -89,4 +93,5 @@ def _settings(pattern: str, said: Any) -> dict[str, Any]:
         return {}
     if setting(own, "data_type", str, "int") != "int" or setting(own, "act_bits", int, KEPT) < KEPT:
         raise CheckpointError(f"AutoRound with extra_config {pattern!r}: integer weights are read")
+    refuse_unknown(own, ("data_type", "act_bits", *OWN, *gptq.CHOOSING), f"extra_config of {pattern!r}")
     return {key: own[key] for key in OWN if own.get(key) is not None}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.interop import codec
+from bitport.interop import codec, gptq
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, WeightNames, exactly, grouped, setting, tensors_of
 from bitport.interop.words import from_codes, to_codes, to_stream
@@ -43,6 +43,13 @@ PLACES = {"reorder": PLACE, "order": tuple(range(PER_WORD))}
 
 
 class Reader(codec.Reader):
+    known = (
+        *("quant_method", "method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym", "version"),
+        *("format", "checkpoint_format", "pack_method", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"),
+        *gptq.CHOOSING,
+    )
+    usual = gptq.USUAL
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         bits, self.group = _either(config, "bits", "w_bit"), _either(config, "group_size", "q_group_size")

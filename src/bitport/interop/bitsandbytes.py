@@ -66,6 +66,13 @@ NO_SCB = "for some rows no SCB in float32 has their scale as its 127th; the near
 
 
 class Reader(codec.Reader):
+    known = (
+        *("quant_method", "load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"),
+        *("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"),
+        *("llm_int8_threshold", "llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload"),
+        "llm_int8_has_fp16_weight",
+    )
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         self.outliers = setting(config, "llm_int8_threshold", (int, float), THRESHOLD) != 0

@@ -10,8 +10,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
+import reprlib
 from collections.abc import Collection, Container, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -39,17 +41,27 @@ class Reader(abc.ABC):
     construction: CheckpointError for unknown settings, since ignoring one could change the numbers. ``dtype``: the
     dtype that the weights were quantized from."""
 
+    known: ClassVar[Collection[str]]
+    """The settings that are read, and those that change no number whatever they say."""
+    usual: ClassVar[Mapping[str, Any]] = {}
+    """Other settings -> the value that changes no number."""
     writes_zero_biases: ClassVar[bool] = False
     """Whether the library writes biases of zeros for layers that have none."""
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         self.config, self.dtype = config, dtype
+        self.said = self.common_settings(config)
+        refuse_unknown(self.said, self.known, "quantization_config", self.usual)
         self.metadata: Mapping[str, str] = {}
         """The metadata in the headers of the files; set before weights() is called."""
         self.model: Mapping[str, Any] = {}
         """All of config.json; set before weights() is called."""
         self.notes: list[str] = []
         """What is not carried over but changes no weight, for the report."""
+
+    def common_settings(self, config: dict[str, Any]) -> Mapping[str, Any]:
+        """Those of ``config`` that are not the settings of a single module."""
+        return config
 
     @abc.abstractmethod
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
@@ -215,6 +227,19 @@ def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], 
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
         raise CheckpointError(f"quantization_config: {key} must be within -2^63 and 2^63, not {value}")
     return value
+
+
+def refuse_unknown(
+    said: Mapping[str, Any], known: Collection[str], what: str, usual: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """CheckpointError for a setting of ``what`` that is not ``known``: it may change the numbers. It changes nothing if
+    it is false, null, 0 or empty, or has its ``usual`` value."""
+    for key, value in said.items():
+        if key not in known and value and value != usual.get(key):
+            raise CheckpointError(
+                f"{what}: {key} is not understood; known are {shortened(sorted(known))}. Here it is "
+                f"{reprlib.repr(value)}: remove it if you know that it changes no number"
+            )
 
 
 def compiled(pattern: str) -> re.Pattern[str]:

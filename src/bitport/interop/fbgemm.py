@@ -31,7 +31,6 @@ from bitport.tensor import from_parts
 
 E4M3 = torch.float8_e4m3fn
 BOUND, USUAL = "activation_scale_ub", 1200.0
-KNOWN = ("quant_method", "modules_to_not_convert", BOUND)
 INPUT_BOUND = ".input_scale_ub"
 """A tensor of one number per layer; programs take the bound from the configuration instead."""
 EXPERTS = ("gate_up_proj", "down_proj")
@@ -39,10 +38,10 @@ SCALES = tuple(f"{name}_scale" for name in ("weight", *EXPERTS))
 
 
 class Reader(codec.Reader):
+    known = ("quant_method", "modules_to_not_convert", BOUND)
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        if unknown := [key for key, value in config.items() if key not in KNOWN and value]:
-            raise CheckpointError(f"quantization_config: {unknown[0]} is not understood; known are {', '.join(KNOWN)}")
         bound = float(setting(config, BOUND, (int, float), USUAL))
         if not 0 < bound < math.inf:
             raise CheckpointError(f"quantization_config: {BOUND} must be a positive number, not {bound}")

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
-from bitport.interop import codec, modelopt
+from bitport.interop import codec, gptq, modelopt
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, WeightNames, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, refuse_unknown, setting, tensors_of
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS, Scheme
 from bitport.schemes.presets import CHANNEL, TENSOR
@@ -61,10 +61,20 @@ POWERS = (torch.uint8, E8M0)
 
 
 class Reader(codec.Reader):
+    known = (
+        *("quant_method", "fmt", "activation_scheme", "weight_block_size", "scale_fmt", "expert_dtype", SEMANTICS),
+        *("quant_algo", "moe_quant_algo", "quantized_layers", *modelopt.CACHE, *modelopt.SAID_TWICE),
+        *("ignored_layers", "modules_to_convert", "dequantize", "extra_config", "packing_format"),
+        *("method", "format", "checkpoint_format", "weight_scale_method", "bits", "group_size", "sym", "data_type"),
+        *("act_bits", "pack_dtype", "dynamic", *gptq.CHOOSING),
+    )
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         _one_of(config, "fmt", ("e4m3", "float8_e4m3fn"))
         _one_of(config, "expert_dtype", ("fp8", "fp4"))
+        for pattern, own in setting(config, "dynamic", dict, {}).items():  # an exclusion has no settings
+            refuse_unknown(setting({"dynamic": own}, "dynamic", dict, {}), (), f"dynamic of {pattern!r}")
         self.beside = _beside(config, dtype)
         """The reader for weights that are not float8."""
         mx = config.get("quant_method") == "mxfp8"

@@ -24,7 +24,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.codec import Described, WeightNames, exactly, grouped, kind_of, order_of, setting
+from bitport.interop.codec import Described, WeightNames, exactly, grouped, kind_of, order_of, refuse_unknown, setting
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import Format, Quantized
 from bitport.numerics.format import LONGEST_BLOCK
@@ -36,7 +36,28 @@ BITS = (2, 3, 4, 8)
 PLANAR = "codes of 5 to 7 bits lie in planes there"
 STORED_LESS = {"gptq": 1, "gptq_v2": 0}
 """checkpoint_format -> how much is subtracted from stored zero points."""
+CHOOSING = (
+    *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "act_group_aware", "hyb_act", "mse"),
+    *("gptaq", "foem", "v2", "v2_alpha", "fallback", "failsafe", "hessian", "mock_quantization"),
+    *("model_name_or_path", "model_file_base_name", "lm_head", "meta", "provider", "modules_to_not_convert"),
+    *("dataset", "tokenizer", "processor", "image_processor", "template", "batch_size", "train_bs", "model_seqlen"),
+    *("max_input_length", "pad_token_id", "cache_block_outputs", "block_name_to_quantize", "to_quant_block_names"),
+    *("module_name_preceding_first_block", "modules_in_block_to_quantize", "quant_block_list", "supported_types"),
+    *("backend", "disable_exllama", "use_exllama", "exllama_config", "use_cuda_fp16", "offload_to_disk"),
+    *("autoround_version", "iters", "lr", "minmax_lr", "lr_scheduler", "nsamples", "seqlen", "sampler", "nblocks"),
+    *("gradient_accumulate_steps", "amp", "low_gpu_mem_usage", "low_cpu_mem_usage", "enable_minmax_tuning"),
+    *("enable_norm_bias_tuning", "enable_quanted_input", "enable_torch_compile", "enable_alg_ext", "enable_adam"),
+    *("enable_full_range", "not_use_best_mse", "dynamic_max_gap", "disable_opt_rtn", "scale_dtype", "model_free"),
+    *("quant_nontext_module", "extra_data_dir", "multimodal", "static_kv_granularity", "static_attention_granularity"),
+    *("act_group_size", "act_sym", "act_dynamic", "act_data_type"),
+)
+"""Settings by which AutoGPTQ, GPTQModel, transformers and AutoRound choose numbers, or load them. Those of inputs
+(act_..) have no effect without act_bits."""
+USUAL = {"data_type": "int", "act_bits": 16, "pack_dtype": "int32"}
 KEYS = {"qzeros": "qzeros", "scales": "scales", "g_idx": "g_idx"}
+
+
+OF_LAYERS = ("bits", "group_size", "sym", "desc_act")
 
 
 class Settings(NamedTuple):
@@ -72,6 +93,7 @@ class Overrides:
         for pattern, own in setting(config, "dynamic", dict, {}).items():
             compiled = codec.compiled(pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
             self.own.append(setting({"dynamic": own}, "dynamic", dict, {}))
+            refuse_unknown(self.own[-1], (*OF_LAYERS, *CHOOSING), f"dynamic of {pattern!r}", USUAL)
             name = re.sub(r"\\(\W)", r"\1", compiled.pattern[1:-1])
             if pattern.startswith("-:"):
                 continue
@@ -87,6 +109,11 @@ class Overrides:
 
 
 class Reader(codec.Reader):
+    known = (
+        *("quant_method", "method", "checkpoint_format", "format", "is_marlin_format", "dynamic"),
+        *("rotation", "activation", *OF_LAYERS, *CHOOSING),
+    )
+    usual = USUAL
     writes_zero_biases = True
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:

@@ -40,8 +40,6 @@ from bitport.numerics.packing import pack_bits, unpack_bits
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
-NO_NUMBERS = ("quant_method", "quant_config", "skip_modules")
-"""Settings in config.json, which the layers repeat."""
 NEEDED = ("scale", "zero", "nbits", "group_size", "axis", "shape", "packing")
 CHECKED = ("view_as_float", "quant_scale", "quant_zero")
 STORED = ("unpack_view_dtype", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config")
@@ -71,10 +69,7 @@ PACKINGS = {
 
 
 class Reader(codec.Reader):
-    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
-        super().__init__(config, dtype)
-        if unknown := [key for key in config if key not in NO_NUMBERS]:
-            raise CheckpointError(f"HQQ with {unknown[0]}: only {', '.join(NO_NUMBERS)} are understood")
+    known = ("quant_method", "quant_config", "skip_modules")  # which the layers repeat
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         if nested := [name for name in held if name.endswith(NESTED)]:

@@ -33,7 +33,15 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import NO_CONV1D, Described, WeightNames, check_complete, same_numbers, setting
+from bitport.interop.codec import (
+    NO_CONV1D,
+    Described,
+    WeightNames,
+    check_complete,
+    refuse_unknown,
+    same_numbers,
+    setting,
+)
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import FLOATS, Quantized
@@ -57,8 +65,6 @@ APART = (
     "experts whose gate and up projections have global scales that differ get a scale in float32 for 16 weights, 6 "
     "bits for each"
 )
-NO_NUMBERS = ("quant_method", "modules_to_not_convert")
-"""Settings without effect: a module is quantized if it has scales."""
 INPUTS = "quantize_input"
 
 
@@ -78,9 +84,7 @@ class Settings:
     """Whether the settings announce a global scale; without them, the presence of the tensor decides."""
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], what: str, known: tuple[str, ...] = SETTINGS) -> Settings:
-        if unknown := [key for key in said if key not in known]:
-            raise CheckpointError(f"{what}: {unknown[0]} is not understood; {', '.join(known)} are")
+    def of(cls, said: Mapping[str, Any], what: str) -> Settings:
         mode = setting(said, "mode", str, AFFINE)
         group, bits = FIXED.get(mode, (64, 4, ""))[:2]
         scaled = setting(said, GLOBAL, bool, False)
@@ -103,23 +107,27 @@ class Settings:
 
 
 class Reader(codec.Reader):
+    known = (*SETTINGS, "quant_method", "modules_to_not_convert")  # a module is quantized if it has scales
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         metal = config.get("quant_method") == "metal"
         self.shift = "qbiases" if metal else "biases"
         self.channels_last = not metal
         """Whether the tensors that are not quantized are in the form of MLX, rather than that of transformers."""
-        common = {key: value for key, value in config.items() if key in SETTINGS or not isinstance(value, (dict, bool))}
-        self.common = Settings.of(common, "quantization", (*SETTINGS, *NO_NUMBERS))
-        self.own = {
-            path: Settings.of(said, f"quantization of {path}")
-            for path, said in config.items()
-            if isinstance(said, dict)
-        }
+        self.common = Settings.of(self.said, "quantization")
+        self.own = {}
+        for path, said in config.items():
+            if isinstance(said, dict):
+                refuse_unknown(said, SETTINGS, f"quantization of {path}")
+                self.own[path] = Settings.of(said, f"quantization of {path}")
         """Path of a module -> its settings. The configuration also has true and false, for modules with the common
         settings and for those that are not quantized."""
         if config.get(INPUTS):
             raise CheckpointError(f"quantization: {INPUTS} rounds inputs too, in a way that is not read")
+
+    def common_settings(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in config.items() if key in SETTINGS or not isinstance(value, (dict, bool))}
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found: list[WeightNames] = []

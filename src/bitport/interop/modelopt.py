@@ -62,19 +62,20 @@ UNUSED = "left out: input_scale of layers whose inputs are not rounded"
 
 
 class Reader(codec.Reader):
+    known = (*READ, *CACHE, *SAID_TWICE)
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        inner = setting(config, "quantization", dict, {})
-        said = {**{key: value for key, value in config.items() if key != "quantization"}, **inner}
-        known = (*READ, *CACHE, *SAID_TWICE)
-        if unknown := [key for key, value in said.items() if key not in known and value]:
-            raise CheckpointError(f"quantization_config: {unknown[0]} is not understood; known are {', '.join(known)}")
-        self.mixed = setting(said, "quant_algo", str).upper() == MIXED
-        self.common = None if self.mixed else _scheme(said, "quantization_config")
-        layers = setting(said, "quantized_layers", dict, {}) if self.mixed else {}
+        self.mixed = setting(self.said, "quant_algo", str).upper() == MIXED
+        self.common = None if self.mixed else _scheme(self.said, "quantization_config")
+        layers = setting(self.said, "quantized_layers", dict, {}) if self.mixed else {}
         self.own = {
             module: _scheme(setting(layers, module, dict), f"quantized_layers of {module}") for module in layers
         }
+
+    def common_settings(self, config: dict[str, Any]) -> dict[str, Any]:
+        inner = setting(config, "quantization", dict, {})
+        return {**{key: value for key, value in config.items() if key != "quantization"}, **inner}
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = []

@@ -34,6 +34,8 @@ FORMAT = PRESETS["mxfp4"].weight
 
 
 class Reader(codec.Reader):
+    known = ("quant_method", "modules_to_not_convert", "dequantize")
+
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = {}
         for name, it in held.items():

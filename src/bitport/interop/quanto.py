@@ -56,7 +56,7 @@ PACKED = {"qint4": 4, "qint2": 2}
 ACTS = {"none": "", "qint8": "int8-tensor", "qfloat8_e4m3fn": "fp8-tensor"}
 LONG = {"int8": "qint8", "int4": "qint4", "int2": "qint2", "float8": "qfloat8_e4m3fn"}
 """Kinds as named in quantization_config -> in the map."""
-COMMON, NO_NUMBERS = ("weights_dtype", "weights", "activations"), ("quant_method", "modules_to_not_convert")
+COMMON = ("weights_dtype", "weights", "activations")
 GROUPS = (128, 96, 64, 32)
 MAP = "quanto_qmap.json"
 ENDS = {
@@ -87,6 +87,8 @@ class Kinds(NamedTuple):
 
 
 class Reader(codec.Reader):
+    known = (*COMMON, "quant_method", "modules_to_not_convert")
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         maps = {module: said for module, said in config.items() if isinstance(said, dict)}
@@ -96,12 +98,12 @@ class Reader(codec.Reader):
                     f"{module}: quanto says {list(said)}; {' and '.join(Kinds._fields)} are understood"
                 )
         self.own = {it: Kinds.of(said["weights"], said["activations"], it) for it, said in maps.items()}
-        common = {key: value for key, value in config.items() if key not in maps}
-        if unknown := [key for key in common if key not in (*COMMON, *NO_NUMBERS)]:
-            raise CheckpointError(f"quanto with {unknown[0]}: {', '.join((*COMMON, *NO_NUMBERS))} are understood")
-        whole, older, acts = (setting(common, key, str, "none") for key in COMMON)
+        whole, older, acts = (setting(self.said, key, str, "none") for key in COMMON)
         weights = older if whole == "none" else whole
         self.common = Kinds.of(LONG.get(weights, weights), LONG.get(acts, acts), "quantization_config")
+
+    def common_settings(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in config.items() if not isinstance(value, dict)}
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         self.held = held

@@ -33,6 +33,7 @@ from bitport.checkpoint.parse import parsed
 from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import CheckpointError
 from bitport.interop.checks import expect
+from bitport.interop.codec import refuse_unknown
 from bitport.interop.diffusers_model import PREFIX
 from bitport.interop.swizzle import unswizzled
 from bitport.numerics import FLOATS, Format, Quantized
@@ -162,9 +163,7 @@ def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) ->
     name, form = f"{layer}.weight", said.get("format")
     if not isinstance(form, str) or form not in NUMBERS:
         raise CheckpointError(f"{layer} has the format {form!r}; {', '.join(NUMBERS)} are read: take another file")
-    if unknown := [key for key, value in said.items() if key not in SAID and value]:
-        known = ", ".join(SAID)
-        raise CheckpointError(f"{layer}: {unknown[0]} is not understood; known are {known}: take another file")
+    refuse_unknown(said, SAID, layer)
     parts = {role: f"{layer}.{role}" for role in ((SCALE, SECOND) if form == "nvfp4" else (SCALE,))}
     if lost := [part for part in (name, *parts.values()) if part not in held]:
         raise CheckpointError(f"{layer} has the format {form}, and {lost[0]} is missing; fetch the file again")

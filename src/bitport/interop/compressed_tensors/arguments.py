@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import same_numbers, setting
+from bitport.interop.codec import refuse_unknown, same_numbers, setting
 from bitport.numerics import ACTIVATIONS, Format
 from bitport.schemes import PRESETS, Scheme
 
@@ -131,11 +131,6 @@ def activation_of(said: Mapping[str, Any], what: str) -> tuple[str, bool]:
 def told(said: Mapping[str, Any]) -> str:
     keys = ("type", "num_bits", "symmetric", "strategy", "group_size", "block_structure")
     return ", ".join(f"{key}={said[key]!r}" for key in keys if said.get(key) is not None)
-
-
-def refuse_unknown(said: Mapping[str, Any], known: set[str], what: str) -> None:
-    if unknown := [key for key, value in said.items() if key not in known and value is not None]:
-        raise CheckpointError(f"{what}: {unknown[0]} is not understood; known are {', '.join(sorted(known))}")
 
 
 def _blocks(said: Mapping[str, Any], what: str) -> tuple[str, tuple[int, int]]:

@@ -34,7 +34,7 @@ from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop import codec
 from bitport.interop.codec import Described, WeightNames, setting
 from bitport.interop.compressed_tensors.arguments import FORMATS, PACKED, formats_of
-from bitport.interop.compressed_tensors.groups import MIXED, Groups, group_of, is_embedding
+from bitport.interop.compressed_tensors.groups import MIXED, NO_NUMBERS, READ, Groups, group_of, is_embedding
 from bitport.interop.compressed_tensors.parts import Parts, roles_of
 from bitport.interop.words import from_codes, from_stream
 from bitport.numerics import Quantized
@@ -49,6 +49,8 @@ ROUNDED = "the global scales of nvfp4 divide there: some have no reciprocal in f
 
 
 class Reader(codec.Reader):
+    known = READ | NO_NUMBERS
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         self.groups = Groups(config)

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import compiled, kind_of, setting
+from bitport.interop.codec import compiled, kind_of, refuse_unknown, setting
 from bitport.interop.compressed_tensors.arguments import (
     FORMATS,
     activation_of,
     arguments_of,
     format_of,
     formats_of,
-    refuse_unknown,
     scheme_of,
     told,
 )
@@ -140,8 +139,6 @@ def _check_whole(config: Mapping[str, Any]) -> None:
     if sparsity.get("format", "dense") != "dense":
         raise CheckpointError(f"sparsity_config has the format {sparsity['format']!r}; only 'dense' is read")
     setting(config, "kv_cache_scheme", dict, {})
-    if unknown := [key for key, value in config.items() if value and key not in READ | NO_NUMBERS]:
-        raise CheckpointError(f"quantization_config: {unknown[0]} is not understood; without it the numbers may differ")
 
 
 def _strings(said: Mapping[str, Any], key: str, default: Any = ...) -> list[str]:

@@ -35,7 +35,7 @@ from bitport.interop import codec
 from bitport.interop.awq import PER_WORD, PLACE
 from bitport.interop.checks import expect, number_in
 from bitport.interop.codec import WeightNames, check_complete, tensors_of
-from bitport.interop.quark.settings import Layer, Settings
+from bitport.interop.quark.settings import NO_NUMBERS, READ, Layer, Settings
 from bitport.interop.words import to_codes, word_count
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.packing import pack_bits
@@ -50,6 +50,8 @@ CACHE = re.compile(r"(.*\.)?([qkv]_scale|[qkv]_zero_point|(prob_)?output_scale|o
 
 
 class Reader(codec.Reader):
+    known = READ | NO_NUMBERS
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         self.settings = Settings(config)

@@ -22,12 +22,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import compiled, setting
+from bitport.interop.codec import compiled, refuse_unknown, setting
 from bitport.interop.compressed_tensors.arguments import (
     activation_of,
     format_of,
     formats_of,
-    refuse_unknown,
     scheme_of,
 )
 from bitport.numerics import ACTIVATIONS
@@ -86,10 +85,6 @@ class Settings:
     """The settings of modules in a quantization_config, which is validated as a whole."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        if unknown := [key for key, value in config.items() if value and key not in READ | NO_NUMBERS]:
-            raise CheckpointError(
-                f"quantization_config: {unknown[0]} is not understood; without it the numbers may differ"
-            )
         _check_algorithms(config)
         export = setting(config, "export", dict)
         stored, packing = setting(export, "weight_format", str), setting(export, "pack_method", str)

@@ -18,7 +18,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import WeightNames
+from bitport.interop.codec import WeightNames, refuse_unknown
 from bitport.interop.shifts import ROUNDED
 from bitport.interop.torchao.header import Entry, entry_of, is_part
 from bitport.interop.torchao.inputs import Inputs, inputs_of
@@ -31,6 +31,10 @@ WITH_SHIFTS = ("Int4Tensor", "Int4TilePackedTo4dTensor")
 
 
 class Reader(codec.Reader):
+    known = (
+        *("quant_method", "quant_type", "quant_type_kwargs", "modules_to_not_convert"),
+        *("include_input_output_embeddings", "untie_embedding_weights"),
+    )
     entries: dict[str, tuple[Entry, Inputs]]
     """Keyed by the names of the parameters."""
 
@@ -67,8 +71,7 @@ def _check(entry: Entry, held: Mapping[str, FileTensor]) -> None:
     if kind is None:
         raise CheckpointError(f"{entry.name} is a {entry.kind} of torchao; {', '.join(TENSOR_CLASSES)} are read")
     known = (*kind.attributes, *KERNELS, *DTYPES)
-    if unknown := [key for key, value in entry.said.items() if key not in known and value is not None]:
-        raise entry.fail(unknown[0], f"not understood; {', '.join(kind.attributes)} are")
+    refuse_unknown(entry.said, known, f"{entry.name}, {entry.kind} of torchao")
     if others := [role for role in entry.parts if role not in kind.parts + kind.optional]:
         raise CheckpointError(
             f"{entry.parts[others[0]]}: a {entry.kind} of torchao has {', '.join(kind.parts + kind.optional)}"
