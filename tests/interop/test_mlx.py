@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
-from bitport.interop import mlx
+from bitport.interop import convert, mlx
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK
-from bitport.interop.sources import description
+from bitport.interop.sources import description, source_of
 from bitport.numerics import Quantized
 from bitport.tensor import QTensor
 
-from .files import E2M1, assert_as_read, described, held, read, words
+from .files import E2M1, assert_as_read, assert_same, described, held, read, words
 
 
 def of_words(codes: np.ndarray, bits: int) -> Tensor:
@@ -277,8 +279,24 @@ def test_convolutions_lie_otherwise_in_mlx(shape: tuple[int, ...]) -> None:
     tensors["conv1d.weight"] = torch.zeros(shape)
     with pytest.raises(CheckpointError, match=r"conv1d\.weight: MLX keeps"):
         read(mlx.Reader(said(4, 64), torch.float16), tensors)
+    reader = mlx.Reader(said(4, 64), torch.float16)
+    reader.metadata = {"format": "mlx"}
+    with pytest.raises(CheckpointError, match=r"conv1d\.weight: MLX keeps"):
+        read(reader, tensors)
+    reader.metadata = {"format": "pt"}
+    assert list(read(reader, tensors)) == ["m.weight"]
     tensors["m.qbiases"] = tensors.pop("m.biases")
     assert list(read(mlx.Reader(said(4, 64, quant_method="metal"), torch.float16), tensors)) == ["m.weight"]
+
+
+def test_a_model_with_convolutions_is_read_back(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"conv": nn.Conv1d(64, 64, 4, groups=64), "up": nn.Linear(64, 32)})
+    bitport.quantize_(model, {"up": "int4-g32-sym"})
+    bitport.save(model, tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "mlx", to="mlx", progress=False)
+    convert(tmp_path / "mlx", tmp_path / "back", progress=False)
+    ours, back = (dict(source_of(tmp_path / name).items()) for name in ("ours", "back"))
+    assert_same(back, ours)
 
 
 @pytest.mark.parametrize(

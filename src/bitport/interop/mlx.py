@@ -16,6 +16,10 @@ down_proj; transformers concatenates the rows of the first two as <block>.expert
 
 Metal calls the biases qbiases. Modules may have their own settings, under their path. For how biases become zero
 points, see :mod:`bitport.interop.shifts`.
+
+Tensors that are not quantized are as in PyTorch if the metadata of the files say so (format pt), as in those of bitport.
+Else convolutions have their channels last and some norms differ, which is not read. mlx-lm tells the two forms by the
+shapes of convolutions.
 """
 
 from __future__ import annotations
@@ -111,10 +115,7 @@ class Reader(codec.Reader):
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        metal = config.get("quant_method") == "metal"
-        self.shift = "qbiases" if metal else "biases"
-        self.channels_last = not metal
-        """Whether the tensors that are not quantized are in the form of MLX, rather than that of transformers."""
+        self.shift = "qbiases" if config.get("quant_method") == "metal" else "biases"
         self.common = Settings.of(self.said, "quantization")
         self.own = {}
         for path, said in config.items():
@@ -140,10 +141,11 @@ class Reader(codec.Reader):
                 if not known.issuperset(weight.parts.values()):
                     found.append(weight)
                 known.update(weight.parts.values())
+        channels_last = self.shift == "biases" and self.metadata.get("format") != "pt"
         for name, it in held.items():
             if name not in known and (it.dtype == torch.uint32 or name.endswith(f".{self.shift}")):
                 raise CheckpointError(f"{name} belongs to no module with scales; fetch the checkpoint again")
-            if self.channels_last and name.endswith(".weight") and len(it.shape) > 2 and it.dtype.is_floating_point:
+            if channels_last and name.endswith(".weight") and len(it.shape) > 2 and it.dtype.is_floating_point:
                 raise CheckpointError(
                     f"{name}: MLX keeps convolutions with their channels last, and the models that have them differ in "
                     f"other tensors too (norms, names); these are not read"
