@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import bitport as bp
 from bitport.checkpoint import read_manifest
+from bitport.integrations.huggingface import load_model
 
 from ..integrations.models import make_tokenizer, transformers
 from .conftest import Run
@@ -33,6 +34,17 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=320, d_model=64, num_mel_bins=16, max_source_positions=32, max_target_positions=64, **SIZES, **ends
     )
     transformers.WhisperForConditionalGeneration(config).save_pretrained(directory)
+    make_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that AutoModelForCausalLM does not know."""
+    directory = tmp_path_factory.mktemp("t5")
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=320, d_model=64, d_kv=16, d_ff=96, num_layers=1, num_heads=4)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(directory)
     make_tokenizer(directory)
     return directory
 
@@ -71,6 +83,23 @@ def test_no_checkpoint_without_the_files_beside_it(
     assert [*(tmp_path / "out").iterdir()] == []
     assert run(*words).code == 0
     assert {"config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.parametrize("model", ["whisper", "t5"])
+def test_advice_for_a_model_that_no_text_calibrates(
+    run: Run, request: pytest.FixtureRequest, text: Path, tmp_path: Path, model: str
+) -> None:
+    """What it advises is done here; --in-memory, which it advised before, refuses these models."""
+    source = request.getfixturevalue(model)
+    ran = run("quantize", source, "--scheme", "int4", "--algorithm", "gptq", "--data", text, "-o", tmp_path / "out")
+    assert ran.code == 1
+    assert "calibrate=batches" in ran.err
+    assert "--in-memory" not in ran.err
+    whole = load_model(source, causal=False)
+    ids = torch.arange(12).reshape(2, 6)
+    given = {"input_features": torch.randn(2, 16, 64)} if model == "whisper" else {"input_ids": ids}
+    report = bp.quantize_(whole, "int4", algorithm="gptq", calibrate=[{**given, "decoder_input_ids": ids}])
+    assert "gptq" in {layer.algorithm for layer in report.layers}
 
 
 @pytest.mark.parametrize("how", [["--algorithm", "gptq"], ["--scheme", "auto", "--bits", "5"]], ids=["gptq", "auto"])

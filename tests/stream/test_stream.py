@@ -289,7 +289,7 @@ def test_a_model_that_keeps_the_output_of_a_block_is_not_streamed(tmp_path: Path
 def test_files_of_another_model(source: Path, tmp_path: Path) -> None:
     with torch.device("meta"):
         other = nn.Sequential(nn.Linear(3, 3))
-    with pytest.raises(CheckpointError, match=r"Only in the model: 0.weight, 0.bias; only in the files: .*--in-memory"):
+    with pytest.raises(CheckpointError, match=r"Only in the model: 0.weight, 0.bias; only in the files: .*quantize_\("):
         Stream(other, source, tmp_path / "out", "int4-g32", batches=batches())
     assert not (tmp_path / "out" / "unfinished").exists()
 

@@ -47,7 +47,8 @@ CAUSAL = "AutoModelForCausalLM"
 OWN_MODEL = "build the model yourself: bitport.load puts the weights of a checkpoint into it"
 OUR_WORDS = {
     "trust_remote_code": f"it comes with code of its own, which is never run; {OWN_MODEL}",
-    "Unrecognized configuration class": f"it is no causal language model; {OWN_MODEL}",
+    "Unrecognized configuration class": "it is no causal language model; load it by load_model(.., causal=False), and "
+    "calibrate it by quantize_(.., calibrate=batches)",
 }
 """Text in errors of transformers with advice that does not apply here, or a list of all models -> our message."""
 
@@ -122,7 +123,7 @@ def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, caus
         raise BitportError(
             f"{root} is more than a {type(model).__name__}, which has no {shortened(unexpected)}: quantize its files "
             f"tensor by tensor, without --in-memory and by an algorithm without data, or load the model in Python "
-            f"and give it to bitport.quantize_"
+            f"and calibrate it there: bitport.quantize_(model, .., calibrate=batches)"
         )
     if dtype is not None:
         cast_parameters(model, dtype)

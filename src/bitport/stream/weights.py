@@ -130,8 +130,8 @@ def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
         raise CheckpointError(
             f"the files in {files.path} do not hold the weights of {type(model).__name__} as it has them, so they "
             f"cannot be brought block by block. Only in the model: {shortened(lost, 3) or '-'}; only in the files: "
-            f"{shortened(unknown, 3) or '-'}; of another shape: {shortened(wrong, 3) or '-'}. Load the model whole "
-            f"(--in-memory)"
+            f"{shortened(unknown, 3) or '-'}; of another shape: {shortened(wrong, 3) or '-'}. Load the model they "
+            f"hold in Python and calibrate it whole: bitport.quantize_(model, .., calibrate=batches)"
         )
     for name in [name for name, group in found.items() if group[0].tensor.device.type != "meta"]:
         ((_, value),) = files.read([name])
