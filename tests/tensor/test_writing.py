@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, UnsupportedError
 from bitport.tensor import QTensor
 
 Make = Callable[..., QTensor]
@@ -89,8 +89,21 @@ def test_a_part_can_be_replaced(make: Make) -> None:
     assert torch.equal(F.linear(x, q), 2 * before)
 
 
-@pytest.mark.parametrize("make_mean", [get_ema_multi_avg_fn, get_swa_multi_avg_fn])
+def test_its_own_value_may_be_written_into_a_quantized_weight(make: Make) -> None:
+    q = make(dtype=torch.bfloat16)
+    value = q.dequantize()
+    assert q.copy_(value.double()) is q
+    assert torch.equal(q.dequantize(), value)
+    for other in (value + 1, value[0], torch.empty(64, 96, device="meta")):
+        with pytest.raises(ArgumentError, match="float tensor cannot be copied"):
+            q.copy_(other)
+    with pytest.raises(UnsupportedError, match="sub"):
+        q - value
+
+
+@pytest.mark.parametrize("make_mean", [get_ema_multi_avg_fn, get_swa_multi_avg_fn, lambda: None])
 def test_a_mean_over_time_leaves_what_is_quantized(make: Make, make_mean: Callable[[], Any]) -> None:
+    """Without a function AveragedModel subtracts, adds and copies tensor by tensor on the CPU."""
     model = nn.Linear(96, 64)
     model.weight = nn.Parameter(make("int4-g32", 64, 96), requires_grad=False)
     average = AveragedModel(model, multi_avg_fn=make_mean())

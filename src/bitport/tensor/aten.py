@@ -94,6 +94,8 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
             "a quantized tensor cannot be copied into a float one: load_state_dict(.., assign=True), or dequantize() it"
         )
     if not isinstance(source, QTensor):
+        if _is_value(target, source):
+            return target
         raise ArgumentError("a float tensor cannot be copied into a quantized one: quantize it first")
     if target.piece_of_packed:
         raise ArgumentError(
@@ -105,6 +107,14 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
         raise ArgumentError(f"cannot copy {source!r} into {target!r}: scheme and shape must be equal")
     fill(target, source)
     return target
+
+
+def _is_value(q: QTensor, source: Tensor) -> bool:
+    """Whether writing ``source`` into the float tensor that ``q`` stands for would change nothing."""
+    if source.shape != q.shape or "meta" in (source.device.type, q.device.type):
+        return False
+    value = q.dequantize()
+    return torch.equal(source.to(value), value)
 
 
 def _kind(q: QTensor) -> tuple[Any, ...]:
@@ -345,15 +355,30 @@ def _averaged(func: Any, averages: Sequence[Tensor], tensors: Sequence[Tensor], 
     """Update running averages of a model's weights (AveragedModel); quantized ones must not have changed."""
     floats = []
     for average, tensor in zip(averages, tensors, strict=True):
-        if not isinstance(average, QTensor) and not isinstance(tensor, QTensor):
+        if isinstance(average, QTensor) or isinstance(tensor, QTensor):
+            _check_unchanged(average, tensor)
+        else:
             floats.append((average, tensor))
-        elif not isinstance(average, QTensor) or not isinstance(tensor, QTensor) or not torch.equal(average, tensor):
-            raise ArgumentError(
-                f"{average!r} and {tensor!r} have no mean: a quantized weight must be the same in an average and in "
-                f"its model. Average the float model, or quantize before the average is made"
-            )
     if floats:
         func(*map(list, zip(*floats, strict=True)), weight)
+
+
+@implements(aten.sub.Tensor)
+def _sub(func: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
+    """The difference of two equal weights, zeros in a float tensor: on the CPU AveragedModel adds a part of it to the
+    average."""
+    if not isinstance(a, QTensor) or not isinstance(b, QTensor):
+        unsupported(func, a, b)
+    _check_unchanged(b, a)
+    return torch.zeros_like(a)
+
+
+def _check_unchanged(average: Tensor, tensor: Tensor) -> None:
+    if not isinstance(average, QTensor) or not isinstance(tensor, QTensor) or not torch.equal(average, tensor):
+        raise ArgumentError(
+            f"{average!r} and {tensor!r} differ, and have no mean: a quantized weight must be the same in an "
+            f"average and in its model. Average the float model, or quantize before the average is made"
+        )
 
 
 @implements(aten.empty_like.default)
