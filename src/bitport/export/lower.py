@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from bitport.export.ops import overload
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Quantized, fake_quantize
+from bitport.numerics import NUMBER_TYPES, STATIC, Quantized, fake_quantize
 from bitport.ops import OPS, Weight, decompositions
 from bitport.ops.linear_then import follow
 from bitport.ops.native_codes import ACTS, THEN, rounds
@@ -91,9 +91,7 @@ def _grouped_linear(x: Tensor, ends: Tensor, *weight: Any) -> Tensor | None:
 def _dyn_grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor | None:
     *parts, act = rest
     weight = Weight(*parts)
-    fmt = ACTIVATIONS[act]
-    shared = fmt.global_scale or fmt.block == (0, 0)  # a scale over all rows differs from that of one expert's rows
-    if rounds(act, weight.dtype) and not shared:
+    if rounds(act, weight.dtype) and act not in STATIC:  # a scale over all rows differs from that of one expert's rows
         return _by_expert(x, ends, weight, act)
     y = _by_expert(fake_quantize(x, act), ends, weight, "")
     return None if y is None else y.to(x.dtype)

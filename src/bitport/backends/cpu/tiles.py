@@ -11,7 +11,7 @@ from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.numerics import ACTIVATIONS, FLOATS, Quantized, fake_quantize
+from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, Quantized, fake_quantize
 from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
 from bitport.ops.by_rows import DISTANCES
@@ -49,11 +49,10 @@ def dequantize_refuses(*args: Any) -> str | None:
 
 def _scale_of_all(x: Tensor, act: str) -> Tensor | None:
     """Return the scale that the rows of all experts share, if the activation format has one."""
-    fmt = ACTIVATIONS[act]
-    if not x.numel() or not (fmt.global_scale or fmt.block == (0, 0)):
+    if not x.numel() or act not in STATIC:
         return None
-    scale, _, scale2 = choose_qparams(x, fmt)
-    return scale2 if fmt.global_scale else scale
+    scale, _, scale2 = choose_qparams(x, ACTIVATIONS[act])
+    return scale if scale2 is None else scale2
 
 
 def register(library: Library) -> None:

@@ -17,7 +17,7 @@ def quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor
     device = x.device
     data = torch.empty(m, packed_size(k, fmt.number.bits), dtype=torch.uint8, device=device)
     given = None if act_scale is None else act_scale.detach().reshape(1, 1).clone()  # an op must not return views
-    single = single_scale(fmt, given, device)
+    single = single_scale(act, given, device)
     zero = None if fmt.zero == "none" else torch.empty(m, 1, dtype=torch.uint8, device=device)
     scale, raw = single, None
     if fmt.block != (0, 0):

@@ -31,7 +31,7 @@ from bitport.backends.triton.encode import (
 )
 from bitport.backends.triton.fusion import EXACT
 from bitport.backends.triton.sizes import cdiv, next_power
-from bitport.numerics import ACTIVATIONS, Format
+from bitport.numerics import ACTIVATIONS, STATIC, Format
 from bitport.numerics.qparams import global_scale_range
 
 SEPARATE = tuple(name for name, fmt in ACTIVATIONS.items() if fmt.block[1] and fmt.scale == "float32")
@@ -263,7 +263,7 @@ def rounded(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False)
     elif float8 and fmt.dtype == "float8_e4m3" and fmt.scale == "float32":
         dtype = torch.float8_e4m3fn
     rows = torch.empty(m, k, dtype=dtype, device=x.device)
-    single = single_scale(fmt, act_scale, x.device)
+    single = single_scale(act, act_scale, x.device)
     scale, place = None, ""
     if fmt.scale == "float32" and fmt.block != (0, 0):
         scale = torch.empty(m, cdiv(k, fmt.block[1] or k), dtype=torch.float32, device=x.device)
@@ -272,9 +272,9 @@ def rounded(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False)
     return Rounded(rows, scale, single, place)
 
 
-def single_scale(fmt: Format, given: Tensor | None, device: torch.device) -> Tensor | None:
+def single_scale(act: str, given: Tensor | None, device: torch.device) -> Tensor | None:
     """Return the scale for all of x if the format has one: the given one, or an uninitialized tensor for it."""
-    if fmt.block != (0, 0) and not fmt.global_scale:
+    if act not in STATIC:
         return None
     return torch.empty(1, 1, dtype=torch.float32, device=device) if given is None else given
 
