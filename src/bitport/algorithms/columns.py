@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bitport.algorithms.block_params import Params
 from bitport.numerics import Format, block_scale, dequantize_codes, expand, quantize_codes
+from bitport.numerics.codec import has_whole_zero
 
 
 class Columns:
@@ -22,7 +23,7 @@ class Columns:
         self.zero = None if params.zero is None else _columns(params.zero, fmt, n, k, order)
         if self.zero is not None and fmt.zero == "int":
             self.zero = self.zero.float()
-        self.whole = fmt.number.kind == "int" and fmt.zero != "float" and fmt.number.midpoint != 0.5
+        self.whole = has_whole_zero(fmt)
 
     def rounded(self, x: Tensor, at: int) -> tuple[Tensor, Tensor]:
         """Round x [N] as column ``at``; returns its codes and values [N]."""

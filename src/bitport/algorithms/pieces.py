@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms.block_params import Params
-from bitport.numerics import Format, decode, decode_codebook, encode, encode_codebook, spread
+from bitport.numerics import Format, spread
+from bitport.numerics.codec import has_whole_zero, nearest_codes, values_of, zero_of
 
 PIECE = 2**17
 """Elements; in float32 a quarter of the L2 caches of two cores."""
@@ -50,13 +51,12 @@ def nearest(
     ``scale``: float32; ``room``: buffers for both results. Because it multiplies by 1 / scale, ties may be rounded
     differently than after a division, but no further from x."""
     units, number = torch.mul(x, spread(1 / scale), out=room[0]), fmt.number
-    if number.kind == "float":
-        return units, decode(encode(units, number), number)
-    if number.kind == "codebook":
-        return units, decode_codebook(encode_codebook(units, number.table), number.table)
-    offset = number.midpoint if zero is None else spread(zero.float())
-    if fmt.zero == "float" or number.midpoint == 0.5:
-        codes = torch.add(units, offset, out=room[1]).round_()
-    else:  # clamp with tensors as limits would be five times slower
+    if number.kind != "int":
+        return units, values_of(nearest_codes(units, number), number)
+    offset = zero_of(fmt, zero)
+    if has_whole_zero(fmt):
         codes = torch.round(units, out=room[1]).add_(offset)
+    else:
+        codes = torch.add(units, offset, out=room[1]).round_()
+    # clamp with tensors as limits would be five times slower
     return units, codes.clamp_(0, number.qmax).sub_(offset)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms.block_params import Params
-from bitport.numerics import Format, NumberType, block_scale, decode, decode_codebook, spread
+from bitport.numerics import Format, NumberType, block_scale, spread
+from bitport.numerics.codec import has_whole_zero, values_of, zero_of
 
 INSIDE = 0.49
 """Share of the gap to a neighbour: surely rounds to the number itself, and to the neighbour after a half-gap shift."""
@@ -19,10 +20,8 @@ def snapped(units: Tensor, shift: Tensor, fmt: Format, params: Params) -> tuple[
     elements that were not clamped. All in blocks (:func:`bitport.numerics.to_blocks`)."""
     number = fmt.number
     if number.kind == "int":
-        zero = number.midpoint if params.zero is None else spread(params.zero.float())
-        moved = units + shift
-        whole = fmt.zero != "float" and number.midpoint != 0.5
-        raw = moved.round_() + zero if whole else (moved + zero).round_()
+        zero, moved = zero_of(fmt, params.zero), units + shift
+        raw = moved.round_() + zero if has_whole_zero(fmt) else (moved + zero).round_()
         codes = raw.clamp(0, number.qmax)
         return codes - zero, codes == raw
     values = _values(number, units.device)
@@ -36,8 +35,7 @@ def within(x: Tensor, q: Tensor, fmt: Format, params: Params) -> Tensor:
     scale = spread(block_scale(params.scale, params.scale2))
     units, number = q / scale, fmt.number
     if number.kind == "int":
-        zero = number.midpoint if params.zero is None else spread(params.zero.float())
-        code = units + zero
+        code = units + zero_of(fmt, params.zero)
         low = torch.where(code < 0.5, -torch.inf, units - INSIDE)
         high = torch.where(code > number.qmax - 0.5, torch.inf, units + INSIDE)
     else:
@@ -55,7 +53,7 @@ def _values(number: NumberType, device: torch.device) -> Tensor:
 @functools.cache
 def _sorted_values(number: NumberType) -> tuple[float, ...]:
     codes = torch.arange(number.qmax + 1, dtype=torch.uint8, device="cpu")
-    values = decode_codebook(codes, number.table) if number.kind == "codebook" else decode(codes, number)
+    values = values_of(codes, number)
     return tuple(sorted(set(values[values.isfinite()].tolist())))
 
 

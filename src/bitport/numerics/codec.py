@@ -19,6 +19,7 @@ from bitport.numerics.format import Format
 from bitport.numerics.packing import from_storage, to_storage
 from bitport.numerics.qparams import choose_qparams
 from bitport.numerics.rounding import RandomSource, Rounding, random_bits, round_to_int
+from bitport.numerics.types import NumberType
 
 
 class Quantized(NamedTuple):
@@ -105,29 +106,47 @@ def quantize_codes(
 def _integer_codes(
     steps: Tensor, fmt: Format, zero: Tensor | None, rounding: Rounding, generator: RandomSource
 ) -> Tensor:
-    """An integer zero point is added after rounding, which keeps the addition exact; a fractional one before."""
-    number = fmt.number
-    offset = number.midpoint if zero is None else spread(zero.to(torch.float32))
-    if fmt.zero == "float" or number.midpoint == 0.5:
-        rounded = round_to_int(steps + offset, rounding, generator)
-    else:
+    offset = zero_of(fmt, zero)
+    if has_whole_zero(fmt):
         rounded = round_to_int(steps, rounding, generator) + offset
-    return torch.where(rounded.isnan(), offset, rounded).clamp(0, number.qmax).to(torch.uint8)
+    else:
+        rounded = round_to_int(steps + offset, rounding, generator)
+    return torch.where(rounded.isnan(), offset, rounded).clamp(0, fmt.number.qmax).to(torch.uint8)
 
 
 def dequantize_codes(
     codes: Tensor, fmt: Format, scale: Tensor, zero: Tensor | None = None, scale2: Tensor | None = None
 ) -> Tensor:
     """Dequantize uint8 codes [..., N, K] to float32 [..., N, K]."""
-    number = fmt.number
-    blocked = to_blocks(codes, fmt.block)
-    if number.kind == "float":
-        values = decode(blocked, number)
-    elif number.kind == "codebook":
-        values = decode_codebook(blocked, number.table)
-    else:
-        values = blocked.to(torch.float32) - (number.midpoint if zero is None else spread(zero.to(torch.float32)))
+    values = values_of(to_blocks(codes, fmt.block), fmt.number)
+    if fmt.number.kind == "int":
+        values = values - zero_of(fmt, zero)
     return from_blocks(values * spread(block_scale(scale, scale2)), *codes.shape[-2:])
+
+
+def nearest_codes(steps: Tensor, number: NumberType) -> Tensor:
+    """The codes of a float type or codebook whose values are nearest to ``steps``."""
+    return encode(steps, number) if number.kind == "float" else encode_codebook(steps, number.table)
+
+
+def values_of(codes: Tensor, number: NumberType) -> Tensor:
+    """float32 values of codes, before a zero point and a scale: of an integer type, the codes themselves."""
+    if number.kind == "float":
+        return decode(codes, number)
+    if number.kind == "codebook":
+        return decode_codebook(codes, number.table)
+    return codes.to(torch.float32)
+
+
+def zero_of(fmt: Format, zero: Tensor | None) -> Tensor | float:
+    """The zero point of an integer format in units of codes, to be broadcast over blocks."""
+    return fmt.number.midpoint if zero is None else spread(zero.to(torch.float32))
+
+
+def has_whole_zero(fmt: Format) -> bool:
+    """Whether the zero point is a whole number of codes. It is added after rounding, which keeps the addition exact; a
+    fractional one is added before."""
+    return fmt.number.kind == "int" and fmt.zero != "float" and fmt.number.midpoint != 0.5
 
 
 def block_scale(scale: Tensor, scale2: Tensor | None = None) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bitport.numerics import NUMBER_TYPES, decode
+from bitport.numerics import NUMBER_TYPES
+from bitport.numerics.codec import values_of
 
 INTEGER_ACTS = {"int8": 1, "int8-asym": 2, "int8-tensor": 3}
 ACTS = {"": 0, **INTEGER_ACTS, "fp8": 4, "fp8-tensor": 5, "mxfp8": 6, "mxfp4": 7, "nvfp4": 8, "fp8-128": 9}
@@ -21,8 +22,5 @@ def rounds(act: str, dtype: str) -> bool:
 def meanings(dtype: str) -> list[float]:
     """The value of each code of a number type."""
     number = NUMBER_TYPES[dtype]
-    if number.kind == "codebook":
-        return list(number.table)
-    codes = torch.arange(1 << number.bits, dtype=torch.uint8, device="cpu")
-    values = codes.float() - number.midpoint if number.kind == "int" else decode(codes, dtype)
-    return values.tolist()
+    values = values_of(torch.arange(1 << number.bits, dtype=torch.uint8, device="cpu"), number)
+    return (values - number.midpoint if number.kind == "int" else values).tolist()

@@ -32,14 +32,13 @@ from bitport.numerics import (
     Quantized,
     choose_qparams,
     dequantize,
-    encode,
-    encode_codebook,
     from_blocks,
     spread,
     to_blocks,
     to_storage,
 )
 from bitport.numerics.codebooks import zero_code
+from bitport.numerics.codec import nearest_codes
 from bitport.numerics.stochastic import CUT, place_bits, round_stochastically
 from bitport.ops.select import STEP, Impl, first_that_takes
 
@@ -179,13 +178,9 @@ def _write(moment: Moment, value: Tensor, key: int | None, first: int) -> None:
     scale, _, _ = choose_qparams(rows, moment.format)
     scale = torch.where(scale > 0, scale.clamp(min=SMALLEST), scale)  # its reciprocal is finite
     steps = to_blocks(rows, moment.format.block) * spread(torch.ones_like(scale) / scale)
-    zero = 0
-    if number.kind == "codebook":
-        codes, zero = encode_codebook(steps, number.table), zero_code(number.table)
-    else:
-        codes = encode(steps, number)
-    codes = from_blocks(codes, *rows.shape)
+    codes = from_blocks(nearest_codes(steps, number), *rows.shape)
     if moment.positive and number.has_zero:
+        zero = zero_code(number.table) if number.kind == "codebook" else 0
         codes = torch.where((rows > 0) & (codes == zero), zero + 1, codes)
     moment.data.copy_(to_storage(codes.to(torch.uint8), number))
     moment.scale.copy_(scale)

@@ -17,7 +17,8 @@ from jax import Array
 
 from bitport.backends.xla.decode import decode, decode_float, pack_bits
 from bitport.numerics import Format, NumberType, number_type
-from bitport.numerics.codebooks import midpoints
+from bitport.numerics.codebooks import midpoints, zero_code
+from bitport.numerics.codec import has_whole_zero
 from bitport.numerics.format import FLOAT8_SCALES
 
 E4M3, E8M0 = number_type("float8_e4m3"), number_type("float8_e8m0")
@@ -73,8 +74,7 @@ def encode_float(x: Array, number: NumberType) -> Array:
 
 def encode_codebook(x: Array, table: tuple[float, ...]) -> Array:
     codes = sum((x > threshold).astype(jnp.uint8) for threshold in midpoints(table))
-    nearest_zero = min(range(len(table)), key=lambda index: abs(table[index]))
-    return jnp.where(jnp.isnan(x), nearest_zero, codes).astype(jnp.uint8)
+    return jnp.where(jnp.isnan(x), zero_code(table), codes).astype(jnp.uint8)
 
 
 def quantize_codes(x: Array, fmt: Format, scale: Array, zero: Array | None, scale2: Array | None) -> Array:
@@ -89,10 +89,7 @@ def quantize_codes(x: Array, fmt: Format, scale: Array, zero: Array | None, scal
     if number.kind == "codebook":
         return from_blocks(encode_codebook(steps, number.table), n, k)
     offset = jnp.float32(number.midpoint) if zero is None else _spread(zero.astype(jnp.float32))
-    if fmt.zero == "float" or number.midpoint == 0.5:
-        rounded = jnp.round(steps + offset)
-    else:
-        rounded = jnp.round(steps) + offset
+    rounded = jnp.round(steps) + offset if has_whole_zero(fmt) else jnp.round(steps + offset)
     codes = jnp.clip(jnp.where(jnp.isnan(rounded), offset, rounded), 0, number.qmax)
     return from_blocks(codes.astype(jnp.uint8), n, k)
 
