@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from bitport import layouts
+from bitport.backends.xla.decode import native
 from bitport.backends.xla.k_major import NAME
-from bitport.backends.xla.move import native, op_arrays, to_tensor
+from bitport.backends.xla.move import op_arrays, to_tensor
 from bitport.numerics import Quantized
 from bitport.ops import Op, Sample, Weight
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from bitport.backends.xla.decode import decode, pack_bits, unpack_bits
+from bitport.backends.xla.decode import decode, native, pack_bits, unpack_bits
 from bitport.backends.xla.encode import divide, encode_float
 from bitport.backends.xla.functions import FUNCTIONS
-from bitport.backends.xla.move import native, to_array, to_tensor
+from bitport.backends.xla.move import to_array, to_tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import NUMBER_TYPES, encode
 from bitport.ops import OPS, Op

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from bitport.backends.xla.decode import JaxWeight, as_bytes, dense, pack_bits, signed_k_major, unpack_bits, unread
-from bitport.backends.xla.encode import encode, rows_of, storage
+from bitport.backends.xla.encode import encode, encode_rows, storage
 from bitport.backends.xla.k_major import NAME
 from bitport.errors import ArgumentError
-from bitport.numerics import ACTIVATIONS, Format
+from bitport.numerics import ACTIVATIONS
+from bitport.ops.convert import parse_format
 
 
 def jax_dtype(dtype: Any) -> Any:
@@ -59,17 +59,14 @@ def _listed(data: Array, scale: Array, zero: Array | None, scale2: Array | None)
 
 
 def quantize(value: Array, fmt: str) -> list[Array]:
-    fields = json.loads(fmt)
-    made = Format(**{**fields, "block": tuple(fields["block"])})
+    made = parse_format(fmt)
     encoded = encode(value, made)
     return _listed(storage(encoded, made.number), *encoded[1:])
 
 
 def quantize_input(x: Array, act: str, act_scale: Array | None) -> list[Array]:
-    fmt = ACTIVATIONS[act]
-    fixed = None if act_scale is None else act_scale.reshape(1, 1)
-    encoded = encode(rows_of(x), fmt, *((None, fixed) if fmt.global_scale else (fixed, None)))
-    return _listed(storage(encoded, fmt.number), *encoded[1:])
+    encoded = encode_rows(x, act, act_scale)
+    return _listed(storage(encoded, ACTIVATIONS[act].number), *encoded[1:])
 
 
 def repack(*args: Any) -> list[Array]:

@@ -16,13 +16,13 @@ import numpy as np
 from jax import Array
 
 from bitport.backends.xla.decode import decode, decode_float, pack_bits
-from bitport.numerics import Format, NumberType, number_type
+from bitport.numerics import ACTIVATIONS, Format, NumberType, number_type
 from bitport.numerics.codebooks import midpoints, zero_code
 from bitport.numerics.codec import has_whole_zero
 from bitport.numerics.format import FLOAT8_SCALES
+from bitport.numerics.qparams import global_scale_range
 
 E4M3, E8M0 = number_type("float8_e4m3"), number_type("float8_e8m0")
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Encoded(NamedTuple):
@@ -172,9 +172,9 @@ def _affine(x: Array, fmt: Format) -> tuple[Array, Array]:
 
 def _global_scale(amax: Array, fmt: Format) -> Array:
     largest = E4M3.max * fmt.number.max
-    highest = FLOAT32_MAX / max(largest, E4M3.max) * (1 - 2.0**-20)
+    lowest, highest = global_scale_range(fmt.number)
     amax = jnp.max(jnp.where(jnp.isfinite(amax), amax, 0), (-2, -1), keepdims=True, initial=0)
-    return jnp.where(amax == 0, 1.0, jnp.clip(divide(amax, largest), 2.0**-140, highest))
+    return jnp.where(amax == 0, 1.0, jnp.clip(divide(amax, largest), lowest, highest))
 
 
 def _power_of_two(amax: Array, fmt: Format) -> Array:
@@ -190,6 +190,12 @@ def _power_of_two(amax: Array, fmt: Format) -> Array:
         exponent = exponent + (fraction > largest)
     code = jnp.clip(exponent - number.emax, 0, 254 - number.emax)
     return jnp.where(jnp.isfinite(amax), code, E8M0.nan_code).astype(jnp.uint8)
+
+
+def encode_rows(x: Array, act: str, act_scale: Array | None = None) -> Encoded:
+    """Quantize x, seen as [M, K], to ACTIVATIONS[act]. ``act_scale`` fixes the scale that all of x shares."""
+    fmt, single = ACTIVATIONS[act], None if act_scale is None else act_scale.reshape(1, 1)
+    return encode(rows_of(x), fmt, scale2=single) if fmt.global_scale else encode(rows_of(x), fmt, single)
 
 
 def rows_of(x: Array) -> Array:

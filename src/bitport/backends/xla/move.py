@@ -11,6 +11,7 @@ import torch
 from jax import Array
 from torch import Tensor
 
+from bitport.backends.xla.decode import native
 from bitport.backends.xla.k_major import NAME
 from bitport.numerics import Quantized
 from bitport.ops import Op
@@ -41,13 +42,6 @@ def as_bytes(parts: Quantized) -> Quantized:
         one = torch.ones(*parts.scale.shape[:-2], 1, 1, device=parts.scale.device)
         return parts._replace(scale2=one)
     return parts
-
-
-def native(data: Array) -> Array:
-    """Convert k_major int4 bytes [K, N/2] to XLA's int4 [K, N]: two to a byte on a TPU; on a CPU one, and slower to
-    read."""
-    pairs = jax.lax.bitcast_convert_type(data, jnp.int4)
-    return pairs.reshape(*data.shape[:-1], 2 * data.shape[-1])
 
 
 def prefers_native() -> bool:

@@ -24,7 +24,7 @@ from bitport.backends.xla.decode import (
     signed_k_major,
     spread,
 )
-from bitport.backends.xla.encode import dequantize_codes, encode, rows_of
+from bitport.backends.xla.encode import dequantize_codes, encode_rows, rows_of
 from bitport.backends.xla.k_major import NAME
 from bitport.numerics import ACTIVATIONS
 
@@ -89,10 +89,7 @@ def dyn_linear(x: Array, *rest: Any) -> Array:
 
 def fake_quantize(x: Array, act: str, act_scale: Array | None = None) -> Array:
     """Round x to ACTIVATIONS[act]; return float32 of its shape."""
-    fmt = ACTIVATIONS[act]
-    fixed = None if act_scale is None else act_scale.reshape(1, 1)
-    encoded = encode(rows_of(x), fmt, *((None, fixed) if fmt.global_scale else (fixed, None)))
-    return dequantize_codes(fmt, encoded).reshape(x.shape)
+    return dequantize_codes(ACTIVATIONS[act], encode_rows(x, act, act_scale)).reshape(x.shape)
 
 
 # -- integers times integers -----------------------------------------------------------------------------------------
@@ -112,8 +109,7 @@ def multiplies_integers(weight: JaxWeight, act: str) -> bool:
 
 def _integer_product(x: Array, weight: JaxWeight, act: str, act_scale: Array | None) -> Array:
     """Return float32 [M, N]: per group c of K, xs * ws_c * (sum_k xq wq - (zero_c - midpoint) * sum_k xq), summed."""
-    fixed = None if act_scale is None else act_scale.reshape(1, 1)
-    encoded = encode(rows_of(x), ACTIVATIONS[act], fixed)
+    encoded = encode_rows(x, act, act_scale)
     xq = (encoded.codes ^ 0x80).view(jnp.int8)
 
     def plain(xq: Array, data: Array, scale: Array, zero: Array | None) -> Array:

@@ -22,8 +22,9 @@ from jax import Array
 from torch import Tensor, nn
 
 from bitport import layouts
+from bitport.backends.xla.decode import native
 from bitport.backends.xla.k_major import NAME
-from bitport.backends.xla.move import as_bytes, native, prefers_native, to_array
+from bitport.backends.xla.move import as_bytes, prefers_native, to_array
 from bitport.backends.xla.torchax_move import to_cpu, to_jax
 from bitport.backends.xla.torchax_register import register, wrap
 from bitport.tensor import QTensor
