@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms import GPTQ, SignRound
-from bitport.algorithms.block_params import Params, stored
+from bitport.algorithms.block_params import stored
 from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq import hessian_of
 from bitport.algorithms.gptq_core import inverse_factor, objective, solve
 from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
-from bitport.numerics import choose_qparams, quantize, quantize_codes
+from bitport.numerics import Params, choose_qparams, quantize, quantize_codes
 from bitport.schemes import preset
 
 from .weights import DTYPES, SCHEMES, inputs, output_error, seen, value, weight
@@ -105,7 +105,7 @@ def test_codes_are_those_of_one_column_at_a_time(block: int, sort: bool) -> None
     """In float64, inverting the remaining Hessian for each column. A code may differ where the float32 sums fall on the
     other side of a rounding boundary; then the error is equally good."""
     w, x, fmt = weight(), inputs(), preset("int4-channel").weight
-    params = Params(*choose_qparams(w, fmt))
+    params = choose_qparams(w, fmt)
     hessian = seen(x).gram
     codes = solve(w, hessian, fmt, params, 0.01, block, sort)
     exact = _one_by_one(w, hessian, params, sort)
@@ -160,7 +160,7 @@ def test_singular_hessians(what: str, damping: float) -> None:
 def test_columns_that_are_never_used_are_rounded_plainly() -> None:
     w, fmt = weight(), preset("int4-g32").weight
     dead = torch.arange(150) % 3 == 0
-    params = Params(*choose_qparams(w, fmt))
+    params = choose_qparams(w, fmt)
     codes = solve(w, seen(inputs() * ~dead).gram, fmt, params)
     assert torch.equal(codes[:, dead], quantize_codes(w, fmt, *params)[:, dead])
 

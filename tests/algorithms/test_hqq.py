@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms import HQQ, pieces
-from bitport.algorithms.block_params import Params
 from bitport.algorithms.hqq_core import SMALLEST, Sums, fit, toward
-from bitport.numerics import quantize, to_blocks
+from bitport.numerics import Params, quantize, to_blocks
 from bitport.schemes import preset
 
 from .weights import DTYPES, SCHEMES, value, weight

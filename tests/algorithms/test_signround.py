@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms import GPTQ, RTN, Algorithm, Clip, SignRound
-from bitport.algorithms.block_params import Params
 from bitport.algorithms.signround_core import Ends, solve, summed_by_scale
 from bitport.algorithms.spacing import snapped, within
 from bitport.algorithms.sweeps_core import sweep
@@ -17,6 +16,7 @@ from bitport.calibrate.inputs import Inputs
 from bitport.numerics import (
     NUMBER_TYPES,
     Format,
+    Params,
     choose_qparams,
     dequantize_codes,
     from_blocks,
@@ -79,7 +79,7 @@ def test_more_steps_find_better() -> None:
 def test_after_enough_sweeps_no_single_code_can_be_bettered(scheme: str, block: int) -> None:
     """Tries all codes next to the result, one by one in float64."""
     w, x, fmt = weight(4, 30), inputs(30), preset(scheme).weight
-    params, hessian = Params(*choose_qparams(w, fmt)), seen(x).gram
+    params, hessian = choose_qparams(w, fmt), seen(x).gram
     codes = sweep(w, hessian, fmt, quantize_codes(w, fmt, *params), params, 100, block)
     least = output_error(w, dequantize_codes(codes, fmt, *params).double(), x)
     for column in range(30):
@@ -92,7 +92,7 @@ def test_after_enough_sweeps_no_single_code_can_be_bettered(scheme: str, block: 
 
 def test_a_column_that_is_never_used_keeps_its_codes() -> None:
     w, fmt, used = weight(), preset("int4-g32").weight, torch.arange(150) % 3 > 0
-    params = Params(*choose_qparams(w, fmt))
+    params = choose_qparams(w, fmt)
     codes = torch.randint(0, 16, w.shape, dtype=torch.uint8)
     found = sweep(w, seen(inputs() * used).gram, fmt, codes, params, 3)
     assert torch.equal(found[:, ~used], codes[:, ~used])
@@ -105,7 +105,7 @@ def test_two_weights_are_solved_as_by_trying_all() -> None:
     w = torch.rand(64, 2) * 10 - 5
     w[:, 0] = torch.where(w[:, 0].abs() < 4, 4.6, w[:, 0])  # one scale for all rows, so that a step is one
     hessian = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
-    start = Params(*choose_qparams(w, fmt))
+    start = choose_qparams(w, fmt)
     codes, params = solve(w, hessian, fmt, quantize_codes(w, fmt, *start), start, 400, 0)
     low = w.floor()
     tried = torch.stack([low + torch.tensor([a, b]) for a in (0.0, 1.0) for b in (0.0, 1.0)])
@@ -128,7 +128,7 @@ def test_gradients(scheme: str) -> None:
     """Against autograd through the formula of the module, with rounding as the identity."""
     fmt = dataclasses.replace(preset(scheme).weight, scale="float32")
     w = torch.randn(4, 32)
-    start = Params(*choose_qparams(w * 0.6, fmt))  # so that some are clamped
+    start = choose_qparams(w * 0.6, fmt)  # so that some are clamped
     target, towards = to_blocks(w, fmt.block), to_blocks(torch.randn(4, 32), fmt.block)
     ends = Ends(fmt, start)
     scale = spread(start.scale)
@@ -168,7 +168,7 @@ def _exact_gradients(
 def test_what_is_moved_towards_a_number_rounds_to_it(number: str) -> None:
     fmt = Format(dtype=number, block=(1, 0))
     w = torch.randn(8, 40)
-    params = Params(*choose_qparams(w, fmt))
+    params = choose_qparams(w, fmt)
     codes = torch.randint(0, fmt.number.qmax + 1, w.shape, dtype=torch.uint8)
     q = dequantize_codes(codes, fmt, *params)
     codes, q = (torch.where(q.isfinite(), each, other) for each, other in ((codes, codes[:, :1]), (q, q[:, :1])))

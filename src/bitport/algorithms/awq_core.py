@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params, rounded
+from bitport.algorithms.block_params import rounded
 from bitport.algorithms.gptq_core import objective
 from bitport.algorithms.scales_core import Found, few_rows, power, to_channels
 from bitport.numerics import Format, choose_qparams, expand, to_blocks
@@ -81,7 +81,7 @@ def errors(factors: Sequence[Factor], scale: Tensor) -> Tensor:
 def _error(factor: Factor, scale: Tensor) -> Tensor:
     own, exact = scale[..., factor.channels].unsqueeze(-2), factor.w.float()
     w = (exact * own).to(factor.w.dtype)
-    difference = (rounded(w, factor.fmt, Params(*choose_qparams(w, factor.fmt))) / own).sub_(exact)
+    difference = (rounded(w, factor.fmt, choose_qparams(w, factor.fmt)) / own).sub_(exact)
     losses = objective(difference, factor.gram).sum(-1)
     return losses if scale.dim() > 1 else losses.sum()
 

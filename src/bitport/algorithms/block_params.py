@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bitport.numerics import (
     Format,
+    Params,
     Quantized,
     dequantize_codes,
     encode,
@@ -20,14 +20,6 @@ from bitport.numerics import (
 from bitport.numerics.packing import as_bytes
 
 E4M3 = number_type("float8_e4m3")
-
-
-class Params(NamedTuple):
-    """Scale and zero point of each block, and the global scale, in the dtypes they are stored in."""
-
-    scale: Tensor
-    zero: Tensor | None
-    scale2: Tensor | None
 
 
 def rounded(x: Tensor, fmt: Format, params: Params) -> Tensor:

@@ -16,9 +16,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params, choose
+from bitport.algorithms.block_params import choose
 from bitport.algorithms.pieces import by_matrix, joined, nearest, part_of, pieces
-from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
+from bitport.numerics import Format, Params, block_scale, choose_qparams, to_blocks
 
 NARROWER = tuple(f / 100 for f in range(98, 38, -2))
 WIDER = tuple(f / 100 for f in range(105, 201, 5))
@@ -32,9 +32,9 @@ def search(x: Tensor, fmt: Format, importance: Tensor | None = None) -> Params:
 
 def _matrix(x: Tensor, fmt: Format, importance: Tensor | None) -> Params:
     blocks, ends = to_blocks(x, fmt.block), _ends(x, fmt)
-    pair, first = dataclasses.replace(fmt, block=(1, 2)), Params(*choose_qparams(x, fmt))
+    pair, first = dataclasses.replace(fmt, block=(1, 2)), choose_qparams(x, fmt)
     factors = NARROWER if fmt.number.kind == "int" else (*NARROWER, *WIDER)
-    ranges = [first, *(Params(*choose_qparams(ends * factor, pair, first.scale2)) for factor in factors)]
+    ranges = [first, *(choose_qparams(ends * factor, pair, first.scale2) for factor in factors)]
     weights = None
     if importance is not None or blocks.numel() != x.numel():
         ones = x.new_ones(1, dtype=torch.float32) if importance is None else importance

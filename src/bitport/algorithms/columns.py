@@ -8,8 +8,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params
-from bitport.numerics import Format, block_scale, dequantize_codes, expand, quantize_codes
+from bitport.numerics import Format, Params, block_scale, dequantize_codes, expand, quantize_codes
 from bitport.numerics.codec import has_whole_zero
 
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params, batch_of, choose, stored
+from bitport.algorithms.block_params import batch_of, choose, stored
 from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq_core import nearer, solve
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
-from bitport.numerics import Format, Quantized, choose_qparams, quantize
+from bitport.numerics import Format, Params, Quantized, choose_qparams, quantize
 
 KINDS = ("linear", "experts", "attention")
 """Kinds of weights whose error is that of a product with their inputs. (A recipe's DEFAULT_KINDS are the same ones, but
@@ -70,7 +70,7 @@ class GPTQ:
         params = Params(*chosen)
         codes = solve(w, hessian, fmt, params, self.damping, self.block, self.sort)
         if self.clip:
-            plain = Params(*choose_qparams(w, fmt))
+            plain = choose_qparams(w, fmt)
             codes, lost = nearer(w.float(), hessian, fmt, codes, params, plain, fmt.block_shape(*w.shape)[0])
             params = choose(lost, plain, params)
         return stored(codes, fmt, params)

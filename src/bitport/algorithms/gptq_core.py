@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bitport.algorithms.block_params import Params
 from bitport.algorithms.columns import Columns
 from bitport.errors import ArgumentError
-from bitport.numerics import Format, dequantize_codes, quantize_codes
+from bitport.numerics import Format, Params, dequantize_codes, quantize_codes
 
 MOST_DAMPING = 1.0
 

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params, choose, scale_as_stored
+from bitport.algorithms.block_params import choose, scale_as_stored
 from bitport.algorithms.pieces import by_matrix, joined, nearest, part_of, pieces
-from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
+from bitport.numerics import Format, Params, block_scale, choose_qparams, to_blocks
 
 P, BETA, GROWTH = 0.7, 1.5, 1.1
 SMALLEST = 1e-8
@@ -36,7 +36,7 @@ def solve(x: Tensor, fmt: Format, steps: int = 20, p: float = P) -> Params:
 
 
 def _matrix(x: Tensor, fmt: Format, steps: int, p: float) -> Params:
-    start, blocks = Params(*choose_qparams(x, fmt)), to_blocks(x, fmt.block)
+    start, blocks = choose_qparams(x, fmt), to_blocks(x, fmt.block)
     held = None
     if blocks.numel() != x.numel():
         held = to_blocks(x.new_ones(1, 1, dtype=torch.float32).expand(x.shape), fmt.block)

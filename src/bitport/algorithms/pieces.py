@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params
-from bitport.numerics import Format, spread
+from bitport.numerics import Format, Params, spread
 from bitport.numerics.codec import has_whole_zero, nearest_codes, values_of, zero_of
 
 PIECE = 2**17

@@ -8,12 +8,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from bitport.algorithms.algorithm import Algorithm
-from bitport.algorithms.block_params import Params, batch_of, stored
+from bitport.algorithms.block_params import batch_of, stored
 from bitport.algorithms.gptq import GPTQ, KINDS, hessian_of
 from bitport.algorithms.signround_core import solve
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
-from bitport.numerics import Format, Quantized, from_storage, quantize
+from bitport.numerics import Format, Params, Quantized, from_storage, quantize
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,11 +21,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params, choose, rounded, scale_as_stored
+from bitport.algorithms.block_params import choose, rounded, scale_as_stored
 from bitport.algorithms.spacing import snapped, within
 from bitport.algorithms.sweeps_core import sweep
 from bitport.numerics import (
     Format,
+    Params,
     block_scale,
     choose_qparams,
     dequantize_codes,
@@ -56,7 +57,7 @@ def solve(
         kept = torch.where(expand(better, (fmt.block[0], 1), n, 1), q, kept)
         return slope
 
-    plain = Params(*choose_qparams(w, fmt))
+    plain = choose_qparams(w, fmt)
     judge(rounded(w, fmt, plain), plain)
     for step in range(steps):
         params, rate = ends.params(), (1 - step / steps) / steps

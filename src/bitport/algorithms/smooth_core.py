@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params, rounded
+from bitport.algorithms.block_params import rounded
 from bitport.algorithms.scales_core import Found, best, few_rows, power
 from bitport.numerics import Format, choose_qparams, fake_quantize
 
@@ -53,7 +53,7 @@ def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -
 def _error(factor: Factor, index: tuple[int, ...], x: Tensor, scale: Tensor) -> Tensor:
     own, w = (scale[index] if scale.dim() > 1 else scale)[factor.channels], factor.w[index]
     scaled = (w.float() * own).to(w.dtype)
-    q = rounded(scaled, factor.fmt, Params(*choose_qparams(scaled, factor.fmt)))
+    q = rounded(scaled, factor.fmt, choose_qparams(scaled, factor.fmt))
     return (fake_quantize(x / own, factor.act) @ q.t() - x @ w.float().t()).square().sum()
 
 

@@ -7,8 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params
-from bitport.numerics import Format, NumberType, block_scale, spread
+from bitport.numerics import Format, NumberType, Params, block_scale, spread
 from bitport.numerics.codec import has_whole_zero, values_of, zero_of
 
 INSIDE = 0.49

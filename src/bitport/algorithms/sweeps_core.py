@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bitport.algorithms.block_params import Params
 from bitport.algorithms.columns import Columns
-from bitport.numerics import Format, dequantize_codes
+from bitport.numerics import Format, Params, dequantize_codes
 
 
 def sweep(

@@ -24,7 +24,7 @@ from bitport.numerics.error import decibels, kl_terms, numbers_at_once, sqnr, sq
 from bitport.numerics.floats import decode, encode
 from bitport.numerics.format import Format
 from bitport.numerics.packing import from_storage, pack_bits, packed_size, to_storage, unpack_bits
-from bitport.numerics.qparams import choose_qparams, power_of_two_scale
+from bitport.numerics.qparams import Params, choose_qparams, power_of_two_scale
 from bitport.numerics.rounding import RandomSource, Rounding, round_to_int
 from bitport.numerics.types import NUMBER_TYPES, NumberType, number_type
 
@@ -38,6 +38,7 @@ __all__ = [
     "ZEROS",
     "Format",
     "NumberType",
+    "Params",
     "Quantized",
     "RandomSource",
     "Rounding",

@@ -69,9 +69,8 @@ def quantize_dequantize(
 ) -> Tensor:
     """Quantize and dequantize x without packing; returns float32."""
     x = x.detach()
-    scale, zero, scale2 = choose_qparams(x, fmt)
-    codes = quantize_codes(x, fmt, scale, zero, scale2, rounding, generator)
-    return dequantize_codes(codes, fmt, scale, zero, scale2)
+    params = choose_qparams(x, fmt)
+    return dequantize_codes(quantize_codes(x, fmt, *params, rounding, generator), fmt, *params)
 
 
 def quantize_codes(

@@ -22,6 +22,8 @@ Edge cases are all defined:
                              float16's 65504 may become infinite in float16)
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -38,24 +40,31 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 _SMALLEST_GLOBAL = 2.0**-140
 
 
-def choose_qparams(x: Tensor, fmt: Format, scale2: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+class Params(NamedTuple):
+    """Scale and zero point of each block, and the global scale, in the dtypes they are stored in."""
+
+    scale: Tensor
+    zero: Tensor | None
+    scale2: Tensor | None
+
+
+def choose_qparams(x: Tensor, fmt: Format, scale2: Tensor | None = None) -> Params:
     """(scale, zero, scale2) for x [..., N, K] in their storage dtypes; a given scale2 is used unchanged."""
     if scale2 is not None and not fmt.global_scale:
         raise ValueError(f"{fmt} has no scale2")
     if fmt.zero != "none":
-        scale, zero = _affine(x, fmt)
-        return scale, zero, None
+        return Params(*_affine(x, fmt), None)
     amax = as_float32(block_amax(x, fmt.block))
     if fmt.global_scale and scale2 is None:
         scale2 = _global_scale(amax, fmt)
     if fmt.scale == "e8m0":
-        return power_of_two_scale(amax, fmt), None, None
+        return Params(power_of_two_scale(amax, fmt), None, None)
     raw = _divide(amax, fmt.number.max)
     if fmt.scale == "e4m3":
         raw = raw if scale2 is None else raw / scale2
         scale = _defined(raw.clamp(E4M3.smallest, E4M3.max), amax, fmt)
-        return encode(scale, E4M3).view(torch.float8_e4m3fn), None, scale2
-    return _stored(raw, amax, fmt.number.max, x.dtype, fmt), None, None
+        return Params(encode(scale, E4M3).view(torch.float8_e4m3fn), None, scale2)
+    return Params(_stored(raw, amax, fmt.number.max, x.dtype, fmt), None, None)
 
 
 def _divide(x: Tensor, divisor: float) -> Tensor:
