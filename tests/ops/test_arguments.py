@@ -243,8 +243,7 @@ def test_a_tensor_that_is_missing(name: str, gradient: bool) -> None:
     args = next(sample for dtype in FLOATS for sample in op.samples(torch.device("cpu"), dtype)).args
     if gradient and args[0].is_floating_point():
         args = (args[0].detach().requires_grad_(), *args[1:])
-    arguments = op.schema[1 : op.schema.index(")")].split(", ")
-    tensors = {at: each.split()[1] for at, each in enumerate(arguments) if each.startswith("Tensor ")}
+    tensors = {at: each for at, (each, kind) in enumerate(op.arguments.items()) if kind == "Tensor"}
     assert tensors
     fakes = FakeTensorMode()
     faked = [fakes.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]

@@ -108,7 +108,7 @@ def _lines(subject: str, runs: dict[str, Any], *, scheme_of: bool) -> list[str]:
     return lines
 
 
-WEIGHT_OPS = tuple(name for name, op in OPS.items() if "Tensor data, Tensor scale" in op.schema and name != "repack")
+WEIGHT_OPS = tuple(name for name, op in OPS.items() if "data" in op.arguments and name != "repack")
 """Ops that take a quantized weight and compute with it."""
 
 

@@ -148,7 +148,7 @@ def _tried(
 def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
     """Return the sample with its weight in the layout that ``device`` prefers, the only one that many kernels take;
     None if that is plain."""
-    arguments = [argument.split()[-1] for argument in op.schema.partition(")")[0].split(",")]
+    arguments = list(op.arguments)
     if "layout" not in arguments:
         return None
     at = arguments.index("data")

@@ -87,6 +87,12 @@ class Op:
     """Whether the generic kernel is composed of differentiable ops, which provide its gradients and transforms."""
 
     @property
+    def arguments(self) -> dict[str, str]:
+        """The type of each argument, by its name."""
+        each = self.schema[1 : self.schema.index(")")].split(", ")
+        return {name.partition("=")[0]: kind for kind, name in (argument.split() for argument in each)}
+
+    @property
     def overload(self) -> Any:
         """The callable ``torch.ops.bitport.NAME.default``."""
         return getattr(torch.ops.bitport, self.name).default
@@ -121,8 +127,7 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
         op.check(*args)
         return op.fake(*args)
 
-    arguments = op.schema[1 : op.schema.index(")")].split(", ")
-    texts = [at for at, argument in enumerate(arguments) if argument.startswith("str ")]
+    texts = [at for at, kind in enumerate(op.arguments.values()) if kind == "str"]
 
     def choose(*args: Any) -> Any:
         given = list(args)
@@ -148,8 +153,7 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
 def _of_tensors(op: Op) -> Callable[..., None]:
     """The op's check, with ArgumentError for a required tensor that is None, which torch does not reject. Since checks
     run on every call, None is only looked for after the check has failed on it."""
-    arguments = op.schema[1 : op.schema.index(")")].split(", ")
-    tensors = [(at, argument.split()[1]) for at, argument in enumerate(arguments) if argument.startswith("Tensor ")]
+    tensors = [(at, name) for at, (name, kind) in enumerate(op.arguments.items()) if kind == "Tensor"]
 
     def check(*args: Any) -> None:
         try:

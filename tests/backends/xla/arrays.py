@@ -44,7 +44,7 @@ def samples_of(op: Op, dtype: torch.dtype) -> Iterator[tuple[Sample, tuple[Any, 
 
 
 def weight_at(op: Op) -> int | None:
-    names = [argument.split()[-1] for argument in op.schema.partition(")")[0].split(",")]
+    names = list(op.arguments)
     return names.index("data") if "layout" in names else None
 
 

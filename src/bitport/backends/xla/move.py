@@ -51,8 +51,8 @@ def prefers_native() -> bool:
 def op_arrays(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return an op's arguments with arrays instead of tensors, those of weights in the form that the device takes."""
     given = list(args)
-    for at, argument in enumerate(op.schema.partition(")")[0].split(", ")):
-        if argument.endswith("data"):  # the first of a weight's ten; also k_data and v_data
+    for at, name in enumerate(op.arguments):
+        if name.endswith("data"):  # the first of a weight's ten; also k_data and v_data
             given[at : at + 10] = weight_arrays(given[at : at + 10])
     return tuple(to_array(arg) if isinstance(arg, Tensor) else arg for arg in given)
 
