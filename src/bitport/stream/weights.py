@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,8 @@ class Streamed:
         self.name_of = {slot.name: name for name, group in self.slots.items() for slot in group}
         self.empty = {name: group[0].tensor for name, group in self.slots.items()}
 
-    def outside(self, blocks: Collection[str]) -> contextlib.AbstractContextManager[None]:
-        return self._outside(blocks)
-
     @contextlib.contextmanager
-    def _outside(self, blocks: Collection[str]) -> Iterator[None]:
+    def outside(self, blocks: Collection[str]) -> Iterator[None]:
         """Load everything at once: modules may use weights of others without calling them, which cannot be
         predicted."""
         inner = tuple(f"{block}." for block in blocks)
@@ -48,11 +45,8 @@ class Streamed:
         finally:
             self._drop(loaded)
 
-    def inside(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return self._inside(name)
-
     @contextlib.contextmanager
-    def _inside(self, name: str) -> Iterator[None]:
+    def inside(self, name: str) -> Iterator[None]:
         loaded = self._load([slot for slot in self.name_of if f"{slot}.".startswith(f"{name}.")])
         try:
             yield
@@ -113,12 +107,9 @@ class Streamed:
 def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
     """The slots of each tensor of ``files``; buffers that the model has computed are filled from the files.
     CheckpointError if the names do not match."""
-    groups: dict[object, list[Slot]] = {}
-    for slot in slots(model):
-        groups.setdefault(identity(slot.tensor), []).append(slot)
     found: dict[str, list[Slot]] = {}
     lost = []
-    for group in groups.values():
+    for group in _by_tensor(slots(model)):
         names = [slot.name for slot in group if slot.name in files.tensors and slot.name not in files.tied]
         if names:
             found[names[0]] = group
@@ -144,11 +135,15 @@ def _move(model: nn.Module, device: torch.device) -> None:
     """Move what is not on meta; tied tensors stay tied."""
     if device.type == "cpu":
         return
-    groups: dict[object, list[Slot]] = {}
-    for slot in slots(model):
-        if slot.tensor.device.type != "meta":
-            groups.setdefault(identity(slot.tensor), []).append(slot)
-    for group in groups.values():
+    for group in _by_tensor(slot for slot in slots(model) if slot.tensor.device.type != "meta"):
         moved = group[0].parameter(group[0].tensor.detach().to(device))
         for slot in group:
             slot.put(moved)
+
+
+def _by_tensor(found: Iterable[Slot]) -> list[list[Slot]]:
+    """Group slots that share a tensor."""
+    groups: dict[object, list[Slot]] = {}
+    for slot in found:
+        groups.setdefault(identity(slot.tensor), []).append(slot)
+    return list(groups.values())
