@@ -17,7 +17,7 @@ down_proj; transformers concatenates the rows of the first two as <block>.expert
 Metal calls the biases qbiases. Modules may have their own settings, under their path. For how biases become zero
 points, see :mod:`bitport.interop.shifts`.
 
-Tensors that are not quantized are as in PyTorch if the metadata of the files say so (format pt), as in those of bitport.
+Tensors that are not quantized are as in PyTorch if the metadata of the files say so (format pt), as bitport's do.
 Else convolutions have their channels last and some norms differ, which is not read. mlx-lm tells the two forms by the
 shapes of convolutions.
 """
