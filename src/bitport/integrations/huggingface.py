@@ -32,7 +32,7 @@ from bitport.errors import ArgumentError, BitportError, shortened
 from bitport.integrations.components import component, is_component, write_config
 from bitport.integrations.transformers_names import arrangement
 from bitport.interop import READERS
-from bitport.interop.skeleton import check_layers
+from bitport.interop.skeleton import check_layers, class_of
 from bitport.interop.sources import method_of
 from bitport.nn.targets import uncompiled
 from bitport.ops.device import check_present
@@ -159,10 +159,8 @@ def named_model(directory: str | Path) -> Any:
 
 def _named(config: Any) -> str:
     """The class that ``config`` names, if transformers has it, else CAUSAL."""
-    transformers = _transformers()
-    name = next(iter(config.architectures or ()), "")
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    return name if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else CAUSAL
+    found = class_of(config)
+    return CAUSAL if found is None else config.architectures[0]
 
 
 def _causal(config: Any) -> str:

@@ -7,7 +7,6 @@ same table to quantized files, and to those that are loaded block by block.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from bitport.checkpoint.arranged import Arrangement, arranged
 from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.errors import CheckpointError
 from bitport.integrations.components import is_component
+from bitport.interop.skeleton import renaming
 
 STACK, BESIDE, PARTS, FLIP = "MergeModulelist", "Concatenate", "Chunk", "Transpose"
 """The supported operations of the table: stack tensors of experts; concatenate along the outputs; split along the
@@ -117,24 +117,9 @@ def _is(own: Tensor | None, entry: Entry) -> bool:
 
 
 def _renaming(model: Any, own: dict[str, Any]) -> Callable[[str, Entry], tuple[str, Any, str]]:
-    """Return a function (name in a file, entry) -> (name in the model, its converter or None, the source pattern that
-    matched)."""
-    try:
-        table = importlib.import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
-        loading = importlib.import_module("transformers.core_model_loading")
-    except (ModuleNotFoundError, AttributeError):  # a version that builds models like their files
-        return lambda name, entry: (name, None, "")
-    converters = [each for each in table if isinstance(each, loading.WeightConverter)]
-    renamings = [each for each in table if not isinstance(each, loading.WeightConverter)]
-    of_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-
-    def rename(name: str, entry: Entry) -> tuple[str, Any, str]:
-        if _is(own.get(name), entry):
-            return name, None, ""
-        new, pattern = loading.rename_source_key(name, renamings, converters, model.base_model_prefix, own)
-        return (new, of_pattern.get(pattern), pattern or "") if new in own else (name, None, "")
-
-    return rename
+    """Return the function of :func:`renaming`, which leaves the name of an entry that the model has."""
+    rename = renaming(model, own)
+    return lambda name, entry: (name, None, "") if _is(own.get(name), entry) else rename(name)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,7 +184,7 @@ class Reader(codec.Reader):
             return (count, *rest)
         total, bias = count * rest[0], self.held.get(weight.name.removesuffix("weight") + "bias")
         if bias is None:
-            n, k = shape if len(shape := self._shapes.get(weight.name, ())) == 2 else (0, 0)
+            n, k = shape if len(shape := self._shape_of(weight.name) or ()) == 2 else (0, 0)
         else:
             n, k = (bias.shape[0], total // bias.shape[0]) if any(bias.shape) else (0, 0)
         group = _group(k)
@@ -196,7 +196,7 @@ class Reader(codec.Reader):
         return n, k
 
     @functools.cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shape_of(self) -> Callable[[str], tuple[int, ...] | None]:
         return shapes_of(self.model, len(self.held))
 
     def _of(self, module: str) -> Kinds:

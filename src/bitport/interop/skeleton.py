@@ -1,9 +1,9 @@
-"""The shapes of a model's weights, from its config.json, for files that do not contain them."""
+"""The parameters of a model, from its config.json, for files that do not tell their shapes, or have more than them."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -35,9 +35,11 @@ class Bounded(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, ...]]:
-    """Name of a weight -> its shape, in the causal language model that ``config`` describes. ``tensors``: number of
-    tensors in its files. Nothing is allocated, and no custom code is run."""
+def shapes_of(config: Mapping[str, Any], tensors: int) -> Callable[[str], tuple[int, ...] | None]:
+    """Return a function: name of a tensor in the files -> shape of the parameter that it is, or is part of, in the
+    model; None if there is none. The model is of the class that ``config`` names, or a causal language model if
+    transformers has no such class. ``tensors``: number of tensors in its files. Nothing is allocated, and no custom
+    code is run."""
     transformers = optional(
         "transformers", "hf", "the files do not hold the shapes of their weights; finding them by config.json needs"
     )
@@ -47,15 +49,47 @@ def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, .
     try:
         described = transformers.AutoConfig.for_model(**kept)
         with torch.device("meta"), Bounded(FACTOR * tensors + SPARE):
-            model = transformers.AutoModelForCausalLM.from_config(described, trust_remote_code=False)
-            return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+            if found := class_of(described):
+                model = found(described)
+            else:
+                model = transformers.AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+        own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        rename = renaming(model, own)
     except CheckpointError:
         raise
     except (*UNREADABLE, bad_config) as error:
         raise CheckpointError(
-            "the files do not hold the shapes of these weights, and transformers cannot make the causal language "
-            f"model of config.json, which has them: {' '.join(str(error).split())}"
+            "the files do not hold the shapes of these weights, and transformers cannot make the model of config.json, "
+            f"which has them: {' '.join(str(error).split())}"
         ) from error
+    return lambda name: own[name] if name in own else own.get(rename(name)[0])
+
+
+def class_of(config: Any) -> Any:
+    """The class that a ``config`` of transformers names, or None if transformers has no such model."""
+    transformers = importlib.import_module("transformers")
+    name = next(iter(config.architectures or ()), "")
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
+
+
+def renaming(model: Any, own: Container[str]) -> Callable[[str], tuple[str, Any, str]]:
+    """Return a function, by the table of transformers: name in a file -> (name in ``model``, its converter or None, the
+    source pattern that matched). ``own``: the names of the model."""
+    try:
+        table = importlib.import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
+        loading = importlib.import_module("transformers.core_model_loading")
+    except (ModuleNotFoundError, AttributeError):  # a version that builds models like their files
+        return lambda name: (name, None, "")
+    converters = [each for each in table if isinstance(each, loading.WeightConverter)]
+    renamings = [each for each in table if not isinstance(each, loading.WeightConverter)]
+    of_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+
+    def rename(name: str) -> tuple[str, Any, str]:
+        new, pattern = loading.rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        return (new, of_pattern.get(pattern), pattern or "") if new in own else (name, None, "")
+
+    return rename
 
 
 def check_layers(config: Mapping[str, Any], tensors: int) -> None:

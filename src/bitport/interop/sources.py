@@ -152,11 +152,11 @@ class Foreign:
         if not zero:
             return {}
         try:
-            known = shapes_of(self.files.config, len(self.files.stored))
+            shape_of = shapes_of(self.files.config, len(self.files.stored))
         except BitportError:  # unknown, so they are kept
             return {}
         reason = "biases of zeros that the model does not have; AutoGPTQ writes them for every layer"
-        return {name: reason for name in zero if name not in known}
+        return {name: reason for name in zero if shape_of(name) is None}
 
     def _check_others(self) -> None:
         """CheckpointError unless all tensors that belong to no weight can be the model's: next to a quantized weight,
