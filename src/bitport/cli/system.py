@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -15,7 +14,7 @@ from bitport.errors import BitportError
 from bitport.layouts import LAYOUTS
 from bitport.ops import IMPLS, OPS
 from bitport.ops.select import GENERIC, own_kernel
-from bitport.report.versions import library_version
+from bitport.report.versions import installed_version, library_version
 
 CPU_FEATURES = {
     "x86_64": {
@@ -40,13 +39,6 @@ CPU_FEATURES = {
 def versions() -> dict[str, str | None]:
     others = {name: installed_version(name) for name in ("torch", "safetensors", "numpy")}
     return {"bitport": library_version(), "python": platform.python_version(), **others}
-
-
-def installed_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def cpu() -> dict[str, Any]:
