@@ -41,8 +41,7 @@ def register(library: Library) -> str | None:
         return str(reason.decode())
     functions.bitport_torch_isa(library.isa)
     for name, number in NUMBER_TYPES.items():
-        if number.bits <= 8:
-            _agreed(functions.bitport_name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
+        _agreed(functions.bitport_name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
     for name, act in ACTS.items():
         _agreed(functions.bitport_name_rounding(name.encode(), act), name)
     for name, then in THEN.items():
