@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bitport.algorithms import Transform, algorithm
 from bitport.algorithms.algorithm import Algorithm
 from bitport.algorithms.apply import Outcome
-from bitport.algorithms.chain import Preparation
+from bitport.algorithms.preparation import Preparation
 from bitport.calibrate.batches import batches_of
 from bitport.calibrate.blocks import Measured, measured
 from bitport.calibrate.observe import input_scales, scales_without_data

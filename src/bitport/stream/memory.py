@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import torch
 
-from bitport.algorithms.chain import Preparation
+from bitport.algorithms.preparation import Preparation
 from bitport.calibrate.blocks import Walk
 from bitport.calibrate.magnitudes import BINS
 from bitport.calibrate.place import REST

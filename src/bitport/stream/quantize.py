@@ -12,7 +12,7 @@ from torch import nn
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome
-from bitport.algorithms.chain import Preparation
+from bitport.algorithms.preparation import Preparation
 from bitport.arguments import bytes_of, floats_of, path_of
 from bitport.calibrate import store as stores
 from bitport.calibrate.batches import each_batch
