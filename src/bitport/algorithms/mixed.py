@@ -26,7 +26,6 @@ from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply, output_squares
 from bitport.algorithms.distance import Distance
 from bitport.algorithms.mixed_core import Option, check_least, choose
-from bitport.algorithms.solving import by_storage
 from bitport.arguments import bytes_of
 from bitport.calibrate.batches import batches_of, no_autocast
 from bitport.calibrate.blocks import measured
@@ -38,6 +37,7 @@ from bitport.report.progress import progress as with_progress
 from bitport.schemes import Recipe, Rule, Scheme, Target
 from bitport.schemes.presets import scheme_of
 from bitport.schemes.recipe import DEFAULT_KINDS
+from bitport.schemes.target import by_storage
 from bitport.tensor import QTensor
 
 CANDIDATES = ("int2", "int3", "int4", "int8")

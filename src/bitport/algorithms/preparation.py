@@ -16,7 +16,7 @@ from bitport.calibrate.batches import no_autocast, run_fresh
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
 from bitport.schemes import Choice, Target
-from bitport.schemes.recipe import static_inputs
+from bitport.schemes.plan import static_inputs
 
 
 class Preparation:

@@ -22,6 +22,7 @@ from bitport.nn.targets import find_targets
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Choice, Recipe, RecipeLike, Target
 from bitport.schemes.plan import refuse_static
+from bitport.schemes.target import by_storage
 from bitport.tensor.parts import has_data
 from bitport.tensor.sharded import laid_out, whole
 
@@ -122,10 +123,3 @@ class Solving:
             for each in every:  # immediately, so that later blocks are calibrated with it
                 each.put(model, outcome.q)
             yield Solved(choices[target.name], every, value, outcome)
-
-
-def by_storage(targets: Iterable[Target]) -> dict[str, list[Target]]:
-    found: dict[str, list[Target]] = {}
-    for target in targets:
-        found.setdefault(target.storage, []).append(target)
-    return found

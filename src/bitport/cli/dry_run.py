@@ -11,7 +11,7 @@ from bitport.checkpoint.source import Source
 from bitport.report import LayerReport, Report
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe
-from bitport.schemes.recipe import static_inputs
+from bitport.schemes.plan import static_inputs
 
 
 def predicted(files: Source, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:

@@ -19,6 +19,7 @@ from bitport.ops.device import check_present
 from bitport.schemes import Recipe, RecipeLike, Scheme, Target
 from bitport.schemes.plan import refuse_static
 from bitport.schemes.presets import scheme_of
+from bitport.schemes.target import by_storage
 from bitport.tensor import QTensor, from_parts, quantize_tensor
 
 
@@ -153,13 +154,11 @@ def swap_linears_(model: nn.Module, recipe: RecipeLike) -> list[str]:
     )
     for target, scheme, module in chosen:
         _check(module.weight, target, scheme)
-    names: dict[str, list[Target]] = {}
-    for target in targets:
-        names.setdefault(target.storage, []).append(target)
+    tied = by_storage(targets)
     for target, scheme, module in chosen:
         if not isinstance(module.weight, QTensor):
             q = nn.Parameter(quantize_target(module.weight.detach(), target, scheme), requires_grad=False)
-            for each in names[target.storage]:
+            for each in tied[target.storage]:
                 each.put(model, q)
         module.__class__, module.scheme = QuantizedLinear, scheme  # type: ignore[assignment]
     return [target.module for target, _, _ in chosen]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bitport.errors import ArgumentError, RecipeError
 from bitport.schemes.scheme import Scheme, checked, parsed
+from bitport.schemes.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,3 +106,8 @@ def _choice_from(row: Any) -> Choice:
             raise RecipeError(f"choice: {key} must be a str, not {fields[key]!r}")
     scheme = fields["scheme"]
     return Choice(fields["name"], None if scheme is None else Scheme.from_dict(scheme), fields["reason"])
+
+
+def static_inputs(choices: Iterable[Choice], targets: Mapping[str, Target]) -> dict[Target, str]:
+    """The activation format of each target with a static input scale; ``targets`` by name."""
+    return {targets[choice.name]: choice.scheme.act for choice in choices if choice.scheme and choice.scheme.static}

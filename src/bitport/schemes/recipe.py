@@ -14,18 +14,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
-
 from bitport.errors import RecipeError
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import preset
 from bitport.schemes.scheme import Scheme, checked, parsed
+from bitport.schemes.target import KINDS, Target, by_storage
 
 VERSION = 1
-KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
-"""What a weight can be to its module. "other": of a module that is not known here, or a router, which chooses
-experts."""
-
 DEFAULT_KINDS = ("linear", "experts", "attention")
 PLURALS = {
     "linear": "linear layers",
@@ -68,38 +63,6 @@ def expert_blocks(names: Iterable[str]) -> set[str]:
             if "moe" in part.lower():
                 found.add(".".join(parts[: at + 1]))
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """One weight a recipe may quantize: the parameter ``param`` of the module ``module``.
-
-    ``kind`` is one of :data:`KINDS`; ``transposed`` means that the weight is stored as [.., K, N]. Targets that share
-    one parameter (a head tied to its embedding) have the same ``storage`` label.
-    """
-
-    module: str
-    param: str
-    kind: str
-    shape: tuple[int, ...]
-    storage: str
-    transposed: bool = False
-    unfit: str = ""
-    """Why it cannot be quantized; empty if it can."""
-    note: str = ""
-    """What the user should know if it is quantized."""
-
-    @property
-    def name(self) -> str:
-        """The name of the parameter in the model, such as "model.layers.0.mlp.up_proj.weight"."""
-        return f"{self.module}.{self.param}" if self.module else self.param
-
-    def weight(self, model: nn.Module) -> Tensor:
-        return getattr(model.get_submodule(self.module), self.param)
-
-    def put(self, model: nn.Module, weight: Tensor) -> None:
-        """Set the parameter under this name only; a tied weight must be set under each of its names."""
-        setattr(model.get_submodule(self.module), self.param, weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,11 +282,6 @@ RecipeLike = (
 """What :meth:`Recipe.of` and all arguments called ``recipe`` accept."""
 
 
-def static_inputs(choices: Iterable[Choice], targets: Mapping[str, Target]) -> dict[Target, str]:
-    """The activation format of each target with a static input scale; ``targets`` by name."""
-    return {targets[choice.name]: choice.scheme.act for choice in choices if choice.scheme and choice.scheme.static}
-
-
 def _is_by_name(rule: Rule) -> bool:
     """Whether :meth:`Recipe.of` made the rule from a bare scheme, so that messages should not show its pattern."""
     return rule.match == "*" and rule.kinds == DEFAULT_KINDS
@@ -341,27 +299,24 @@ def _rule_from(data: Any) -> Rule:
     return Rule(data["match"], scheme if isinstance(scheme, str) else Scheme.from_dict(scheme), data.get("kinds"))
 
 
-def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
+def _tied(targets: Sequence[Target], choices: Sequence[Choice]) -> list[Choice]:
     """Make one decision for all names of a tied parameter, so that it stays tied: one scheme, or unquantized."""
-    by_storage: dict[str, list[int]] = {}
-    for index, target in enumerate(targets):
-        by_storage.setdefault(target.storage, []).append(index)
-    for group in by_storage.values():
-        wanted = {choices[index].scheme for index in group}
+    decided = {choice.name: choice for choice in choices}
+    for group in by_storage(targets).values():
+        found = [decided[target.name] for target in group]
+        wanted = {choice.scheme for choice in found}
         if len(wanted) == 1:
             continue
-        names = [choices[index].name for index in group]
-        schemes = {scheme for scheme in wanted if scheme is not None}
-        if len(schemes) > 1:
-            asked = ", ".join(f"{choices[index].name}: {choices[index].scheme or 'skip'}" for index in group)
-            raise RecipeError(f"{' and '.join(names)} are one tied weight, but the rules ask for {asked}")
-        left = ", ".join(choices[index].name for index in group if choices[index].scheme is None)
-        more = "" if any(targets[index].unfit for index in group) else "; a rule for that one quantizes both"
-        for index in group:
-            if choices[index].scheme is not None:
-                reason = f"tied to {left}, which stays as it is{more}"
-                choices[index] = Choice(choices[index].name, None, reason)
-    return choices
+        if len(wanted - {None}) > 1:
+            names = " and ".join(choice.name for choice in found)
+            asked = ", ".join(f"{choice.name}: {choice.scheme or 'skip'}" for choice in found)
+            raise RecipeError(f"{names} are one tied weight, but the rules ask for {asked}")
+        left = ", ".join(choice.name for choice in found if choice.scheme is None)
+        more = "" if any(target.unfit for target in group) else "; a rule for that one quantizes both"
+        for choice in found:
+            if choice.scheme is not None:
+                decided[choice.name] = Choice(choice.name, None, f"tied to {left}, which stays as it is{more}")
+    return list(decided.values())
 
 
 def _otherwise(targets: Sequence[Target], rule: Rule) -> str:

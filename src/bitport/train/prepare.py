@@ -18,7 +18,7 @@ from bitport import plugins
 from bitport.algorithms import RTN, Algorithm, Transform
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
-from bitport.algorithms.solving import Solving, by_storage, check_data_used
+from bitport.algorithms.solving import Solving, check_data_used
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError, shortened
@@ -29,8 +29,8 @@ from bitport.numerics import FLOATS, Format, Quantized
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.schemes import Choice, Plan, Recipe, RecipeLike, Scheme, Target
-from bitport.schemes.plan import refuse_static
-from bitport.schemes.recipe import static_inputs
+from bitport.schemes.plan import refuse_static, static_inputs
+from bitport.schemes.target import by_storage
 from bitport.tensor import QTensor
 from bitport.tensor.parts import has_data
 from bitport.tensor.sharded import is_sharded, own
