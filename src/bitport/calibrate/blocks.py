@@ -29,7 +29,7 @@ from bitport.calibrate.place import REST, Place, Whole, checked
 from bitport.calibrate.processes import Processes
 from bitport.calibrate.record import Given, Previous, Record, filled, recorded, replaced
 from bitport.calibrate.stand_in import Between
-from bitport.calibrate.store import GIVEN, Memory, Store
+from bitport.calibrate.store import GIVEN, InMemory, Store
 from bitport.errors import ArgumentError
 from bitport.schemes import Target
 from bitport.tensor import QTensor
@@ -45,13 +45,11 @@ def measured(
     targets: Sequence[Target],
     wanted: Collection[str],
     batches: Sequence[Any],
-    place: Place | None = None,
-    store: Store | None = None,
     prepare: Prepare | None = None,
 ) -> Measured:
-    """Yield each of ``targets``, with its inputs if its name is in ``wanted``. The caller quantizes it in place before
-    asking for the next. Targets of finished steps (Place.done) are left out."""
-    return Walk(model, targets, wanted, batches, place or Whole(), store or Memory(), prepare).measured()
+    """Yield each of ``targets`` of a model in memory, with its inputs if its name is in ``wanted``. The caller
+    quantizes it in place before asking for the next."""
+    return Walk(model, targets, wanted, batches, Whole(), InMemory(), prepare).measured()
 
 
 class Walk:
@@ -89,6 +87,8 @@ class Walk:
         return [target for step, own in steps if not self.place.done(step) for target in own]
 
     def measured(self) -> Measured:
+        """Yield the targets, with the inputs of those that are wanted. Those of finished steps (Place.done) are left
+        out."""
         last = self._last(self.wanted)
         first = self._first()
         for at, name in enumerate(self.order[first:], first):

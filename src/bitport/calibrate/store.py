@@ -26,7 +26,7 @@ class Store(Protocol):
         """Whether the outputs of that block exist for every batch, from this run or an interrupted one."""
 
 
-class Memory:
+class InMemory:
     """Keeps only the latest outputs: those of a batch replace the ones that they were computed from."""
 
     def __init__(self) -> None:

@@ -14,13 +14,13 @@ from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome
 from bitport.algorithms.preparation import Preparation
 from bitport.arguments import bytes_of, floats_of, path_of
-from bitport.calibrate import store as stores
 from bitport.calibrate.batches import each_batch
 from bitport.calibrate.blocks import Walk
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.magnitudes import Magnitudes
 from bitport.calibrate.observe import scales_of
 from bitport.calibrate.processes import Processes
+from bitport.calibrate.store import InMemory, Store
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint, hashed
 from bitport.checkpoint.source import Source
@@ -139,7 +139,7 @@ class Stream:
     def _plan(self, batches: Sequence[Any], memory_limit: int | str | None, *, on_disk: bool) -> None:
         own = len(self.processes.share(batches))
         label = "" if self.processes.world == 1 else f"{self.processes.rank}-of-{self.processes.world}-"
-        store: stores.Store = Disk(self.output.folder, own, label) if on_disk else stores.Memory()
+        store: Store = Disk(self.output.folder, own, label) if on_disk else InMemory()
         if self.device.type != "cpu":
             batches, store = Batches(batches, self.device), Apart(store, self.device)
         prepared = self.prepared
