@@ -1,15 +1,15 @@
-"""Files in the user's cache folder, mostly measurements of ``bitport tune``. JSON that is damaged or from another
-machine is ignored with a warning."""
+"""The measurements of ``bitport tune``: what they are taken for, and the JSON files that hold them. One that is damaged
+or from another machine is ignored with a warning."""
 
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bitport.backends import user_cache
 from bitport.ops import Weight
 
 
@@ -20,13 +20,6 @@ def kind(weight: Weight) -> str:
 
 def kind_of(dtype: str, whole_row: bool) -> str:
     return f"{dtype}/{'row' if whole_row else 'group'}"
-
-
-def folder() -> Path:
-    """Return the folder that BITPORT_CACHE names, else ``bitport`` in the user's cache folder."""
-    if named := os.environ.get("BITPORT_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitport"
 
 
 def read(file: Path, fault: Callable[[Any], str | None]) -> dict[str, Any] | None:
@@ -48,16 +41,4 @@ def read(file: Path, fault: Callable[[Any], str | None]) -> dict[str, Any] | Non
 
 
 def write(file: Path, content: dict[str, Any]) -> None:
-    write_bytes(file, json.dumps(content, indent=1).encode())
-
-
-def write_bytes(file: Path, content: bytes) -> None:
-    """Write the file atomically."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    try:
-        fresh.write_bytes(content)
-        os.replace(fresh, file)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    user_cache.write(file, json.dumps(content, indent=1).encode())

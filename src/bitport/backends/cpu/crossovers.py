@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitport.backends import measured
+from bitport.backends import measured, user_cache
 from bitport.backends.cpu.native import Library
 from bitport.layouts import layout
 from bitport.layouts.cpu_tiles import CpuTiles
@@ -93,7 +93,7 @@ def machine(library: Library) -> dict[str, Any]:
 def path(library: Library) -> Path:
     """Return the file of this machine; several machines may share the folder."""
     key = hashlib.sha256(json.dumps(machine(library), sort_keys=True).encode()).hexdigest()[:12]
-    return measured.folder() / f"crossovers-{key}.json"
+    return user_cache.folder() / f"crossovers-{key}.json"
 
 
 def load(library: Library) -> None:

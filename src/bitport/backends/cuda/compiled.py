@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends import measured
+from bitport.backends import user_cache
 
 SOURCES = Path(__file__).parent / "kernels"
 SHARED_BYTES = 8
@@ -103,7 +103,7 @@ def binary(source: str, architecture: str) -> bytes:
     """Compile ``source`` to a cubin for ``architecture``, such as 90a, or take it from the cache."""
     options = [f"--gpu-architecture=sm_{architecture}", "--std=c++17"]
     depends = "\0".join([source, *options, str(torch.version.cuda), *map(str, _version())])
-    file = measured.folder() / "cuda" / f"{hashlib.sha256(depends.encode()).hexdigest()}.cubin"
+    file = user_cache.folder() / "cuda" / f"{hashlib.sha256(depends.encode()).hexdigest()}.cubin"
     with contextlib.suppress(OSError):
         content = file.read_bytes()
         digest, kept = content[:DIGEST], content[DIGEST:]
@@ -112,7 +112,7 @@ def binary(source: str, architecture: str) -> bytes:
         warnings.warn(f"{file} is damaged: it is compiled anew", stacklevel=2)
     made = _compile(source, options)
     with contextlib.suppress(OSError):  # uncached: the next process compiles again
-        measured.write_bytes(file, hashlib.sha256(made).digest() + made)
+        user_cache.write(file, hashlib.sha256(made).digest() + made)
     return made
 
 

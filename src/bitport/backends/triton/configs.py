@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import torch
 import triton
 
-from bitport.backends import measured
+from bitport.backends import measured, user_cache
 from bitport.ops import Weight
 
 VERSION = 3
@@ -133,7 +133,7 @@ def for_architecture(content: dict[str, Any], architecture: str) -> Config:
 
 
 def path(architecture: str) -> Path:
-    return measured.folder() / f"triton-{architecture}.json"
+    return user_cache.folder() / f"triton-{architecture}.json"
 
 
 @functools.cache
