@@ -13,26 +13,11 @@ from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized
 from bitport.tensor.borders import axis_of, check_pieces, check_span, cut_along, is_conv, matrix_like, plain_shapes
+from bitport.tensor.dispatch import adding_to
 from bitport.tensor.forms import compilable
 from bitport.tensor.qtensor import ATEN, INSTEAD, PARTS, QTensor, unsupported
 
 aten = torch.ops.aten
-
-Adding = Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
-
-
-def adding_to(table: dict[Any, Callable[..., Any]]) -> Adding:
-    """Make a decorator ``implements(op, ...)`` that registers a function for these ops in ``table``."""
-
-    def implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-            table.update(dict.fromkeys(ops, fn))
-            return fn
-
-        return add
-
-    return implements
-
 
 implements = adding_to(ATEN)
 

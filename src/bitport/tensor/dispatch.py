@@ -7,6 +7,21 @@ from typing import Any
 
 import torch
 
+Adding = Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
+
+
+def adding_to(table: dict[Any, Callable[..., Any]]) -> Adding:
+    """Make a decorator ``implements(op, ...)`` that registers a function for these ops in ``table``."""
+
+    def implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+            table.update(dict.fromkeys(ops, fn))
+            return fn
+
+        return add
+
+    return implements
+
 
 def function_for(table: Mapping[Any, Callable[..., Any]], func: Any) -> Callable[..., Any] | None:
     """The handler of ``func`` in ``table``. Ops of other libraries are keyed by name, without importing them."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.tensor.aten import adding_to, checked_dim, equal_spans, spans_of
+from bitport.tensor.aten import checked_dim, equal_spans, spans_of
+from bitport.tensor.dispatch import adding_to
 from bitport.train.fixed import Fixed
 from bitport.train.rounded import dense, pre_scaled, rounded_input, rounded_rows
 from bitport.train.tensor import ATEN, TrainedTensor, outside_of_products, value_of
