@@ -19,7 +19,7 @@ import bitport as bp
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint import read_manifest
 from bitport.checkpoint.output import Output
-from bitport.cli import streamed
+from bitport.cli import calibration
 from bitport.errors import BitportError
 from bitport.integrations.huggingface import load_model, load_tokenizer, token_ids
 
@@ -467,7 +467,7 @@ def test_problems_with_chosen_bits_are_told(
     run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     """At once, rather than after the model has generated its own text, which takes minutes."""
-    monkeypatch.setattr(streamed, "own_text", lambda *args, **options: pytest.fail("too late"))
+    monkeypatch.setattr(calibration, "own_text", lambda *args, **options: pytest.fail("too late"))
     ran = run("quantize", llama, *words, "-o", llama.parent / "never")
     assert ran.code != 0
     assert message in ran.err
@@ -488,7 +488,7 @@ def test_what_is_wrong_is_told_before_the_model_writes_its_text(
     run: Run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     """Generating the text takes minutes."""
-    monkeypatch.setattr(streamed, "own_text", lambda *args, **options: pytest.fail("too late"))
+    monkeypatch.setattr(calibration, "own_text", lambda *args, **options: pytest.fail("too late"))
     journal = tmp_path / "begun" / "unfinished" / "journal.json"
     journal.parent.mkdir(parents=True)
     journal.write_text("{}")

@@ -17,7 +17,7 @@ from torch import nn
 
 import bitport as bp
 from bitport import checkpoint
-from bitport.cli.streamed import WINDOW, window_of
+from bitport.cli.calibration import WINDOW, window_of
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.integrations import huggingface as hf
 from bitport.integrations.generation import own_text, random_apart

@@ -21,7 +21,7 @@ from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import check_free
 from bitport.checkpoint.side_files import class_name
 from bitport.checkpoint.source import Source
-from bitport.cli import streamed
+from bitport.cli import calibration, streamed
 from bitport.cli.common import (
     DTYPES,
     UsageError,
@@ -220,14 +220,14 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
         check_size(model, candidates, **options)
     else:
         recipe.resolve(find_targets(model))  # report rules that match nothing before preparing data
-    batches = [each.to(args.device) for each in streamed.calibration(args, model)] if runs else None
+    batches = [each.to(args.device) for each in calibration.batches(args, model)] if runs else None
     if recipe is None:
         assert batches is not None
         recipe = mixed(model, candidates, calibrate=batches, algorithm=args.algorithm, **options)
     data = batches if uses_data(args.algorithm, recipe) else None
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=data)
     if batches is not None:
-        report = dataclasses.replace(report, calibration=streamed.described(args))
+        report = dataclasses.replace(report, calibration=calibration.described(args))
     save(model, args.output, overwrite=args.overwrite, shard_size=args.shard_size, carry=files.others(dtype))
     return report
 
