@@ -17,12 +17,12 @@ from torch import Tensor
 from bitport.ops.bags import embedding_bag
 from bitport.ops.functional import TRACED_GROUPED_MM, attention_by
 from bitport.ops.matmul import added
-from bitport.ops.values import quantize_weight
 from bitport.tensor import QTensor, matrix_of
 from bitport.tensor.forms import with_row_scales, without_global
 from bitport.train.experts import grouped_mm
 from bitport.train.fixed import fixed_of
 from bitport.train.product import linear
+from bitport.train.rounded import parts_of
 from bitport.train.tensor import ATEN, FUNCTIONS, TrainedTensor, outside_of_products
 
 aten = torch.ops.aten
@@ -79,7 +79,7 @@ class _RowsApart(torch.autograd.Function):
             apart = with_row_scales(w.quantized)
             return w.with_value(apart, scheme=apart.scheme)
         fmt, rows, shape = w.scheme.weight, w.rows(), (w.shape[0], w.shape[1])
-        parts = quantize_weight(rows, fmt) if w.fixed is None else w.fixed.rounded(rows, fmt)
+        parts = parts_of(rows, fmt, w.fixed)
         q = QTensor(parts, w.scheme, shape=shape, dtype=w.dtype, matrix=matrix_of(fmt, *shape), pre_scale=w.pre_scale)
         apart = without_global(with_row_scales(q))
         return w.with_value(w.value.view_as(w.value), fixed_of(apart), scheme=apart.scheme)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bitport import layouts
-from bitport.numerics import ACTIVATIONS, Format, fake_quantize
+from bitport.numerics import ACTIVATIONS, Format, Quantized, fake_quantize
 from bitport.ops.convert import from_list
 from bitport.ops.product import operand as of_quantized
 from bitport.ops.product import prepare, run
@@ -20,12 +20,17 @@ from bitport.train.tensor import TrainedTensor
 def operand(rows: Tensor, fmt: Format, act: str = "", fixed: Fixed | None = None) -> Weight:
     """Round the matrix ``rows`` [.., N, K] to ``fmt``, in the layout that its device prefers for products with inputs
     rounded according to ``act``: the same operand and kernels as in the quantized model."""
-    parts = quantize_weight(rows, fmt) if fixed is None else fixed.rounded(rows, fmt)
+    parts = parts_of(rows, fmt, fixed)
     matrix = matrix_of(fmt, int(rows.shape[-2]), int(rows.shape[-1]))  # specializes traced sizes
     name = layouts.preferred(rows.device, matrix, parts, act)
     if name != "plain":
         parts = from_list(run("repack", *parts, *matrix, "plain", name))
     return Weight._make((*parts, *matrix, name))
+
+
+def parts_of(rows: Tensor, fmt: Format, fixed: Fixed | None) -> Quantized:
+    """The matrix ``rows`` rounded with its own scales, or with the fixed ones."""
+    return quantize_weight(rows, fmt) if fixed is None else fixed.rounded(rows, fmt)
 
 
 def operand_of(w: TrainedTensor) -> Weight:
