@@ -1,0 +1,156 @@
+"""Tensors that a model has in another form than a checkpoint, against the same rows of float tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.arranged import Arranged, arranged
+from bitport.checkpoint.manifest import Entry, Part
+from bitport.errors import CheckpointError
+from bitport.numerics import Format
+from bitport.schemes import Scheme, preset
+from bitport.tensor import QTensor, quantize_tensor
+
+Pieces = Sequence[Sequence[Tensor]]
+
+
+def matrices(count: int, *shape: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for _ in range(count)]
+
+
+def entry(name: str, tensor: Tensor, *, buffer: str = "") -> Entry:
+    scheme = tensor.scheme if isinstance(tensor, QTensor) else None
+    transposed = isinstance(tensor, QTensor) and tensor.transposed
+    parts = {"": Part(tensor.dtype, tuple(tensor.shape), 0)}
+    return Entry(name, f"{name}.safetensors", tensor.dtype, tuple(tensor.shape), parts, scheme, transposed, buffer)
+
+
+def made(pieces: Pieces, **form: object) -> tuple[Arranged, Tensor]:
+    """(the description of what is made of ``pieces``, the tensor)."""
+    held = {f"p{row}.{at}": piece for row, each in enumerate(pieces) for at, piece in enumerate(each)}
+    entries = [[entry(f"p{row}.{at}", piece) for at, piece in enumerate(each)] for row, each in enumerate(pieces)]
+    described = arranged("whole", entries, **form)  # type: ignore[arg-type]
+    return described, described.made(lambda piece: held[piece.name])
+
+
+FORMS: dict[str, tuple[Pieces, dict[str, object], Callable[[Pieces], Tensor]]] = {
+    "renamed": ([matrices(1, 8, 64)], {}, lambda p: p[0][0]),
+    "beside": ([[*matrices(1, 8, 64), *matrices(1, 4, 64)]], {}, lambda p: torch.cat([*p[0]])),
+    "stacked": ([[m] for m in matrices(3, 8, 64)], {"stack": True}, lambda p: torch.stack([row[0] for row in p])),
+    "stack of one": ([matrices(1, 8, 64)], {"stack": True}, lambda p: p[0][0][None]),
+    "stacked pairs": (
+        [matrices(2, 8, 64, seed=seed) for seed in range(3)],
+        {"stack": True},
+        lambda p: torch.stack([torch.cat([*row]) for row in p]),
+    ),
+    "second of three": ([matrices(1, 12, 64)], {"part": (1, 3)}, lambda p: p[0][0][4:8]),
+    "last of two of a pair": ([matrices(2, 8, 64)], {"part": (1, 2)}, lambda p: p[0][1]),
+    "flipped": ([matrices(1, 8, 64)], {"flipped": True}, lambda p: p[0][0].T),
+    "flipped stack": (
+        [[m] for m in matrices(2, 8, 64)],
+        {"stack": True, "flipped": True},
+        lambda p: torch.stack([row[0].T for row in p]),
+    ),
+}
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4-g32"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_rows(form: str, scheme: str | None) -> None:
+    floats, said, judge = FORMS[form]
+    pieces = floats if scheme is None else [[quantize_tensor(m, scheme) for m in row] for row in floats]
+    rounded = [[m.dequantize() if isinstance(m, QTensor) else m for m in row] for row in pieces]
+    described, whole = made(pieces, **said)
+    wanted = judge(rounded)
+    assert described.shape == tuple(whole.shape) == tuple(wanted.shape)
+    assert torch.equal(whole.dequantize() if isinstance(whole, QTensor) else whole, wanted)
+    assert isinstance(whole, QTensor) == (scheme is not None)
+    assert whole.is_contiguous() or isinstance(whole, QTensor)
+    every = [piece for row in pieces for piece in row]
+    assert (described.dtype, described.scheme, described.parts) == (
+        torch.float32,
+        None if scheme is None else preset(scheme),
+        {},
+    )
+    assert described.transposed == ((isinstance(whole, QTensor) and whole.transposed) or said.get("flipped", False))
+    assert described.nbytes == sum(entry("p", piece).nbytes for piece in every) // said.get("part", (0, 1))[1]  # type: ignore[index]
+    assert (described.shard, described.buffer) == ("p0.0.safetensors", "")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_tensor_that_it_is_a_form_of(form: str) -> None:
+    described, _ = made(FORMS[form][0], **FORMS[form][1])
+    alone = form in ("renamed", "second of three", "flipped")
+    assert described.source == ("p0.0" if alone else None)
+
+
+def test_convolutions_beside_each_other() -> None:
+    floats = matrices(2, 8, 4, 3, 3)
+    pieces = [quantize_tensor(m, "int8", kind="conv") for m in floats]
+    described, whole = made([pieces])
+    assert described.shape == (16, 4, 3, 3)
+    assert torch.equal(whole.dequantize(), torch.cat([piece.dequantize() for piece in pieces]))
+
+
+def test_one_scale_for_each_of_two() -> None:
+    """Each row of the pair gets the scale of its matrix; alone, a tensor is the one in the file."""
+    scheme = Scheme(weight=Format(dtype="float8_e4m3", block=(0, 0)))
+    pieces = [quantize_tensor(m, scheme) for m in (torch.full((4, 64), 3.0), torch.full((4, 64), 5e-3))]
+    _, whole = made([pieces])
+    assert isinstance(whole, QTensor)
+    assert whole.scheme.weight.block == (1, 0)
+    assert torch.equal(whole.dequantize(), torch.cat([piece.dequantize() for piece in pieces]))
+    assert made([pieces[:1]])[1] is pieces[0]
+
+
+def test_what_lies_the_other_way_round_in_the_file() -> None:
+    stored = quantize_tensor(*matrices(1, 8, 64), "int8").t()
+    described, whole = made([[stored]], flipped=True)
+    assert (described.shape, described.transposed) == ((8, 64), False)
+    assert torch.equal(whole.dequantize(), stored.dequantize().t())
+
+
+def test_a_buffer_stays_one() -> None:
+    (one,) = matrices(1, 4, 4)
+    assert arranged("whole", [[entry("p", one, buffer="persistent")]]).buffer == "persistent"
+
+
+SQUARE = quantize_tensor(torch.ones(64, 64), "int8")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said", "reason"),
+    [
+        ([[torch.ones(4, 8), torch.ones(4, 9)]], {}, r"pieces of shapes \[\[4, 8\], \[4, 9\]\]"),
+        ([[torch.ones(4, 8)], [torch.ones(5, 8)]], {"stack": True}, r"pieces of shapes \[\[4, 8\], \[5, 8\]\]"),
+        ([[torch.ones(()), torch.ones(())]], {}, r"pieces of shapes \[\[\], \[\]\]"),
+        ([[torch.ones(5, 8)]], {"part": (0, 2)}, r"one of 2 equal parts of p0.0 \[5, 8\]"),
+        ([[torch.ones(())]], {"part": (0, 2)}, r"one of 2 equal parts of p0.0 \[\]"),
+        ([[torch.ones(4, 8), torch.ones(4, 8).half()]], {}, "p0.0 is torch.float32 and p0.1 is torch.float16"),
+        (
+            [[quantize_tensor(torch.ones(4, 64), "int8"), torch.ones(4, 64)]],
+            {},
+            "p0.0 is int8 and p0.1 is torch.float32",
+        ),
+        ([[quantize_tensor(torch.ones(4, 64), name) for name in ("int8", "int4")]], {}, "int8 and p0.1 is int4"),
+        ([[SQUARE, SQUARE.t()]], {}, "p0.0 is int8 and p0.1 is int8"),
+    ],
+)
+def test_pieces_that_do_not_fit(pieces: Pieces, said: dict[str, object], reason: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^whole .*{reason}"):
+        made(pieces, **said)
+
+
+def test_pieces_whose_parts_cannot_be_one() -> None:
+    """Each has a scale of its inputs, and a stack only one."""
+    pieces = [
+        [quantize_tensor(m, "int8").replace(pre_scale=torch.full((64,), float(at + 1)))]
+        for at, m in enumerate(matrices(2, 8, 64))
+    ]
+    with pytest.raises(CheckpointError, match=r"^whole cannot be made of p0\.0 and others: .*own pre_scale"):
+        made(pieces, stack=True)
