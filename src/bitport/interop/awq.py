@@ -74,7 +74,7 @@ class Reader(codec.Reader):
             )
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
-        found = grouped(held, "qweight", {"qzeros": "qzeros", "scales": "scales"}, frozenset())
+        found = grouped(held, "qweight", ("qzeros", "scales"))
         known = tensors_of(found)
         for name in held:
             if name.endswith(".act.scales") and name not in known:

@@ -78,7 +78,7 @@ class Reader(codec.Reader):
         self.outliers = setting(config, "llm_int8_threshold", (int, float), THRESHOLD) != 0
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
-        int8 = grouped(held, "SCB", {"weight": "weight", FORMAT: FORMAT}, frozenset({FORMAT}))
+        int8 = grouped(held, "SCB", ("weight",), (FORMAT,))
         found = _of_4_bits(held) + int8
         known = tensors_of(found)
         ends = tuple(f".{part}" for part in (*STATISTICS, *NESTED, FORMAT))

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import re
 import reprlib
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -182,18 +182,17 @@ def check_complete(found: str, parts: Iterable[str], held: Container[str]) -> No
         raise CheckpointError(f"{found} is there without {shortened(missing)}; fetch the checkpoint again")
 
 
-def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional: frozenset[str]) -> list[WeightNames]:
-    """The weights that have a tensor ``<module>.<first>``. ``others``: further roles -> suffix of the tensor name; all
-    that are not ``optional`` must exist."""
-    names = set(held)
+def grouped(
+    held: Collection[str], first: str, needed: Sequence[str], optional: Sequence[str] = ()
+) -> list[WeightNames]:
+    """The weights that have a tensor ``<module>.<first>``, with those of the other roles, which are named likewise."""
     found = []
     for name in held:
         module, _, last = name.rpartition(".")
-        if last != first:
-            continue
-        parts = {role: f"{module}.{end}" for role, end in {first: first, **others}.items()}
-        check_complete(name, (part for role, part in parts.items() if role not in optional), names)
-        found.append(WeightNames(f"{module}.weight", {role: part for role, part in parts.items() if part in names}))
+        if last == first:
+            check_complete(name, (f"{module}.{role}" for role in needed), held)
+            parts = {role: f"{module}.{role}" for role in (first, *needed, *optional)}
+            found.append(WeightNames(f"{module}.weight", {role: part for role, part in parts.items() if part in held}))
     return found
 
 

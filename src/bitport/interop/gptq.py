@@ -54,7 +54,6 @@ CHOOSING = (
 """Settings by which AutoGPTQ, GPTQModel, transformers and AutoRound choose numbers, or load them. Those of inputs
 (act_..) have no effect without act_bits."""
 USUAL = {"data_type": "int", "act_bits": 16, "pack_dtype": "int32"}
-KEYS = {"qzeros": "qzeros", "scales": "scales", "g_idx": "g_idx"}
 
 
 OF_LAYERS = ("bits", "group_size", "sym", "desc_act")
@@ -135,7 +134,7 @@ class Reader(codec.Reader):
         self.common = Settings.of(config)
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
-        found = grouped(held, "qweight", KEYS, frozenset({"g_idx"}))
+        found = grouped(held, "qweight", ("qzeros", "scales"), ("g_idx",))
         if embeddings := [weight.name for weight in found if kind_of(weight.name, (1, 1)) == "embedding"]:
             raise CheckpointError(
                 f"{embeddings[0]} is an embedding, which lies the other way round in a file of GPTQ and is not read"

@@ -77,8 +77,7 @@ class Reader(codec.Reader):
                 f"{nested[0]}: scales and zero points that are quantized too (quant_scale, quant_zero) or lie in one "
                 f"tensor (offload_meta) are not read; quantize the original model: bitport quantize"
             )
-        optional = (*CHECKED, *STORED, *FOUND)
-        found = grouped(held, "W_q", {role: role for role in (*NEEDED, *optional)}, frozenset(optional))
+        found = grouped(held, "W_q", NEEDED, (*CHECKED, *STORED, *FOUND))
         known = {weight.name for weight in found}
         if both := [weight.name for weight in found if weight.name in held]:
             raise CheckpointError(f"{both[0]} is there beside the W_q that stands for it; fetch the checkpoint again")
