@@ -157,8 +157,8 @@ class Writer(codec.Writer):
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         self.dtype = str(q.dtype).removeprefix("torch.")
         if q.scheme.weight.dtype == "int8":
-            if not q.scheme.act and INPUTS not in self.notes:
-                self.notes.append(INPUTS)
+            if not q.scheme.act:
+                self.tell(INPUTS)
             module = name.removesuffix(".weight")
             scb = self._statistics(q.scale.flatten().float(), name)
             weight = to_signed(q.qdata)
@@ -183,8 +183,8 @@ class Writer(codec.Writer):
             found = torch.where((found / 127 != scale) & (near / 127 == scale), near, found)
         if bool((found.isinf() & scale.isfinite()).any()):
             raise ArgumentError(f"{name} has the scale {scale.max().item():g}; 127 times of it is no float32")
-        if bool((found / 127 != scale).any()) and NO_SCB not in self.notes:
-            self.notes.append(NO_SCB)
+        if bool((found / 127 != scale).any()):
+            self.tell(NO_SCB)
         return found
 
     def config(self, left: list[str]) -> dict[str, Any]:

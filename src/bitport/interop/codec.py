@@ -92,6 +92,10 @@ class Writer(abc.ABC):
         self.scheme: Scheme | None = None
         """The scheme of all weights, where a format has only one: that of the first weight which it takes."""
 
+    def tell(self, *notes: str) -> None:
+        """Add ``notes`` that were not told yet."""
+        self.notes += [note for note in notes if note not in self.notes]
+
     @abc.abstractmethod
     def refuses(self, q: Described) -> str | None:
         """The reason why a weight of this description cannot be written, or None."""

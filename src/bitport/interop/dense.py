@@ -23,9 +23,9 @@ class Writer(codec.Writer):
         return None
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
-        told = [ROUNDED.format(dtype=q.dtype)]
-        told += [INPUTS.format(act=q.scheme.act)] if q.scheme.act else []
-        self.notes += [note for note in told if note not in self.notes]
+        self.tell(ROUNDED.format(dtype=q.dtype))
+        if q.scheme.act:
+            self.tell(INPUTS.format(act=q.scheme.act))
         return {name: q.dequantize().contiguous()}
 
     def config(self, left: list[str]) -> dict[str, Any] | None:

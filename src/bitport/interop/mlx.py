@@ -306,8 +306,8 @@ class Writer(codec.Writer):
             words = from_stream(q.qdata.view(torch.uint8), k, its.bits)
             return {name: words.view(torch.uint32), f"{module}.scales": q.scale.view(torch.uint8)}
         scale, shift, whole = to_shifts(q)
-        if not whole and ROUNDED_BACK not in self.notes:
-            self.notes.append(ROUNDED_BACK)
+        if not whole:
+            self.tell(ROUNDED_BACK)
         codes = unpack_bits(q.qdata, q.scheme.weight.number.bits, k)
         times = q.matrix.block_k // its.group
         return {

@@ -175,8 +175,8 @@ class Writer(codec.Writer):
         ends = torch.tensor([0.0, float("inf")], dtype=torch.float32)
         candidates = torch.cat([nearest, torch.nextafter(nearest, ends)])
         exact = candidates[1 / candidates == factor.reshape(1)]
-        if not exact.numel() and ROUNDED not in self.notes:
-            self.notes.append(ROUNDED)
+        if not exact.numel():
+            self.tell(ROUNDED)
         return exact[:1] if exact.numel() else nearest
 
     def config(self, left: list[str]) -> dict[str, Any]:

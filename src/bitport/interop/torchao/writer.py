@@ -58,9 +58,10 @@ class Writer(codec.Writer):
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         form = form_of(q.scheme)
         assert form is not None
-        told = [SYMMETRIC] if q.scheme.act in ("int8", "int8-tensor") else []
-        told += [GPU] if form.kind == "Int4Tensor" else []
-        self.notes += [note for note in told if note not in self.notes]
+        if q.scheme.act in ("int8", "int8-tensor"):
+            self.tell(SYMMETRIC)
+        if form.kind == "Int4Tensor":
+            self.tell(GPU)
         parts = PARTS[form.kind](q, name)
         if q.pre_scale is not None:
             parts["act_pre_scale"] = q.pre_scale
