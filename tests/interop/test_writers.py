@@ -42,6 +42,12 @@ def test_linear_layers_alone_are_taken(writer: type[Writer]) -> None:
 
 
 @pytest.mark.parametrize("writer", LINEAR, ids=lambda writer: writer.name)
+def test_a_weight_without_a_module_is_refused(writer: type[Writer]) -> None:
+    """Its other tensors would be named after the weight: weight.qweight, which is that of a module called weight."""
+    assert "alone" in str(writer().refuses(described(LINEAR[writer], name="weight")))
+
+
+@pytest.mark.parametrize("writer", LINEAR, ids=lambda writer: writer.name)
 @pytest.mark.parametrize("part", ["perm", "pre_scale"])
 def test_what_a_format_has_no_place_for_is_refused(writer: type[Writer], part: str) -> None:
     refused = str(writer().refuses(described(LINEAR[writer], more=(part,))))

@@ -125,7 +125,7 @@ class Writer(codec.Writer):
 
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
-        if wrong := codec.no_linear(q, "AWQ quantizes"):
+        if wrong := codec.no_layer(q, "AWQ quantizes"):
             return wrong
         if fmt.dtype != "int4" or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
             return "AWQ holds integers of 4 bits in groups, inputs as they are"

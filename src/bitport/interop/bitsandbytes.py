@@ -139,7 +139,7 @@ class Writer(codec.Writer):
         self.dtype = ""
 
     def refuses(self, q: Described) -> str | None:
-        if wrong := codec.no_linear(q, "bitsandbytes quantizes"):
+        if wrong := codec.no_layer(q, "bitsandbytes quantizes"):
             return wrong
         if (said := _settings(q.scheme)) is None:
             return "bitsandbytes holds nf4 and bnb_fp4 in blocks of a row, int8 with one scale a row (int8, int8-dyn)"

@@ -147,10 +147,15 @@ class Described:
     """Whether it is [K, N] in the model, and [N, K] in files of other libraries."""
 
 
-def no_linear(q: Described, says: str) -> str | None:
-    """The reason, beginning with ``says``, why ``q`` is not a linear layer, or None."""
-    if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
-        return f"{says} linear layers alone, and this is a weight of the kind {q.kind!r}"
+def no_layer(q: Described, says: str, *, embeddings: bool = False, conv1d: bool = True) -> str | None:
+    """The reason, beginning with ``says``, why ``q`` is not the weight of a linear layer, or of an embedding if
+    ``embeddings`` are taken too, or None. ``conv1d``: whether a layer that is [K, N] in the model is taken."""
+    kinds = ("linear", "embedding") if embeddings else ("linear",)
+    if q.kind not in kinds or len(q.shape) != 2 or q.transposed or not q.name.endswith(".weight"):
+        what = "linear layers and embeddings" if embeddings else "linear layers"
+        return f"{says} {what} alone, and this is a weight of the kind {q.kind!r}"
+    if q.conv1d and not conv1d:
+        return "its layers lie as [N, K] in a model, and this one as [K, N] (Conv1D)"
     return None
 
 
@@ -163,9 +168,6 @@ def no_place(q: Described, who: str) -> str | None:
 def same_numbers(one: Format, other: Format) -> bool:
     """Whether two formats hold the same numbers: only the rule by which scales are rounded may differ."""
     return dataclasses.replace(one, scale_rule="floor") == dataclasses.replace(other, scale_rule="floor")
-
-
-NO_CONV1D = "its layers lie as [N, K] in a model, and this one as [K, N] (Conv1D)"
 
 
 def kind_of(name: str, shape: tuple[int, ...], blocks: Collection[str] | None = None) -> str:

@@ -200,7 +200,7 @@ class Writer(codec.Writer):
     name = "fp8"
 
     def refuses(self, q: Described) -> str | None:
-        if wrong := codec.no_linear(q, "fp8 is written for"):
+        if wrong := codec.no_layer(q, "fp8 is written for"):
             return wrong
         if q.scheme != BLOCK:
             return f"fp8 is written in the scheme {BLOCK} alone, not {q.scheme}"

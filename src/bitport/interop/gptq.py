@@ -200,7 +200,7 @@ class Writer(codec.Writer):
 
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
-        if wrong := codec.no_linear(q, "GPTQ quantizes"):
+        if wrong := codec.no_layer(q, "GPTQ quantizes"):
             return wrong
         if fmt.dtype not in [f"int{bits}" for bits in BITS] or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
             return f"GPTQ holds integers of {', '.join(map(str, BITS))} bits in groups, inputs as they are"

@@ -33,7 +33,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import NO_CONV1D, Described, WeightNames, exactly, grouped
+from bitport.interop.codec import Described, WeightNames, exactly, grouped
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import pack_bits, unpack_bits
@@ -114,10 +114,8 @@ class Writer(codec.Writer):
 
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
-        if wrong := codec.no_linear(q, "HQQ quantizes"):
+        if wrong := codec.no_layer(q, "HQQ quantizes", conv1d=False):
             return wrong
-        if q.conv1d:
-            return NO_CONV1D
         if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in FLOAT8_SCALES or q.scheme.act:
             return "HQQ holds integers of 1 to 8 bits in groups along rows, inputs as they are"
         if extra := codec.no_place(q, "HQQ"):

@@ -38,7 +38,6 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
 from bitport.interop.codec import (
-    NO_CONV1D,
     Described,
     WeightNames,
     check_complete,
@@ -280,10 +279,8 @@ class Writer(codec.Writer):
         self.own: dict[str, Settings] = {}
 
     def refuses(self, q: Described) -> str | None:
-        if q.kind not in ("linear", "embedding") or len(q.shape) != 2 or q.transposed or not q.name.endswith(".weight"):
-            return f"MLX holds the weights of linear layers and embeddings, and this is one of the kind {q.kind!r}"
-        if q.conv1d:
-            return NO_CONV1D
+        if wrong := codec.no_layer(q, "MLX quantizes", embeddings=True, conv1d=False):
+            return wrong
         if q.scheme.act:
             return f"MLX uses inputs as they are, and {q.scheme} rounds them"
         if (its := _settings(q.scheme, q.shape[1])) is None:

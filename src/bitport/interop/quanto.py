@@ -36,7 +36,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import NO_CONV1D, Described, WeightNames, check_complete, exactly, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, check_complete, exactly, setting, tensors_of
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS, Quantized
@@ -214,10 +214,8 @@ class Writer(codec.Writer):
         self.kinds: dict[str, str] = {}
 
     def refuses(self, q: Described) -> str | None:
-        if wrong := codec.no_linear(q, "quanto is written for"):
+        if wrong := codec.no_layer(q, "quanto is written for", conv1d=False):
             return wrong
-        if q.conv1d:
-            return NO_CONV1D
         if (kind := _kind(q.scheme)) is None:
             return f"quanto holds int8, fp8-wo and fp8-e5m2-wo, and int4 and int2 in groups, not {q.scheme}"
         if extra := codec.no_place(q, "quanto"):

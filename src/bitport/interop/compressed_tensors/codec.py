@@ -111,8 +111,8 @@ class Writer(codec.Writer):
 
     def refuses(self, q: Described) -> str | None:
         scheme, fmt = q.scheme, q.scheme.weight
-        if q.kind not in ("linear", "embedding") or len(q.shape) != 2 or q.transposed or not q.name.endswith(".weight"):
-            return f"it holds the weights of linear layers and embeddings, and this is one of the kind {q.kind!r}"
+        if wrong := codec.no_layer(q, "it is written for", embeddings=True):
+            return wrong
         if not formats_of(fmt) or (fmt.dtype == "int1" and fmt.zero == "none"):
             return f"none of its formats ({', '.join(FORMATS)}) has the numbers of this scheme"
         if fmt.block[0] == 1 and fmt.block[1] and q.shape[1] % fmt.block[1]:

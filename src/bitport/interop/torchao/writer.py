@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.interop import codec
-from bitport.interop.codec import NO_CONV1D, Described
+from bitport.interop.codec import Described
 from bitport.interop.torchao.forms import form_of, typed
 from bitport.interop.torchao.header import part_of
 from bitport.interop.torchao.inputs import SYMMETRIC
@@ -37,10 +37,8 @@ class Writer(codec.Writer):
 
     def refuses(self, q: Described) -> str | None:
         form = form_of(q.scheme)
-        if wrong := codec.no_linear(q, "torchao is written for"):
+        if wrong := codec.no_layer(q, "torchao is written for", conv1d=False):
             return wrong
-        if q.conv1d:
-            return NO_CONV1D
         if form is None:
             return (
                 "written are integers in rows or groups, float8 in rows or with one scale, mxfp8, mxfp4 and nvfp4, "
