@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from bitport.errors import CheckpointError
-from bitport.numerics import FLOATS
+from bitport.numerics import FLOATS, NUMBER_TYPES
+
+FLOAT8 = {NUMBER_TYPES[name].storage: name for name in ("float8_e4m3", "float8_e5m2")}
+"""The dtypes of weights in float8 -> their number type."""
 
 
 def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int | None]) -> Tensor:

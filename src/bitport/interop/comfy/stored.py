@@ -32,7 +32,7 @@ from torch import Tensor
 from bitport.checkpoint.parse import parsed
 from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import CheckpointError
-from bitport.interop.checks import expect
+from bitport.interop.checks import FLOAT8, expect, number_in
 from bitport.interop.codec import refuse_unknown
 from bitport.interop.diffusers_model import PREFIX
 from bitport.interop.swizzle import unswizzled
@@ -41,7 +41,6 @@ from bitport.numerics.packing import from_signed
 from bitport.schemes import Scheme, preset
 from bitport.schemes.presets import CHANNEL, TENSOR
 
-FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 BLOCKS = {"mxfp8": preset("mxfp8-wo"), "nvfp4": preset("nvfp4-wo")}
 NUMBERS = {
     "float8_e4m3fn": "float8_e4m3",
@@ -84,7 +83,7 @@ class ComfyWeight(NamedTuple):
             data = data << 4 | data >> 4
         elif data.dtype == torch.int8:
             data = from_signed(data)
-        second = None if self.second is None else _number(self.second, tensor).reshape(1, 1)
+        second = None if self.second is None else number_in(tensor(self.second), self.second).reshape(1, 1)
         return Quantized(data, self._scale(tensor, fmt.scale_shape(n, k)), None, second)
 
     def factors(self, tensor: Tensors) -> Tensor | None:
@@ -95,7 +94,7 @@ class ComfyWeight(NamedTuple):
         if self.scale is None:
             return torch.ones(grid, dtype=torch.float32)
         if grid == (1, 1):
-            return _number(self.scale, tensor).reshape(grid)
+            return number_in(tensor(self.scale), self.scale).reshape(grid)
         scale, wanted = tensor(self.scale), self.scheme.weight.scale_dtype(torch.float32)
         if wanted.itemsize > 1:
             return expect(scale, self.scale, FLOATS, grid).float()
@@ -116,7 +115,7 @@ def stored_in(reader: SafetensorsReader) -> dict[str, ComfyWeight]:
             raise CheckpointError(f"{name} is there without {weight}; fetch the file again")
         if last in (SCALE, SECOND) and layer not in said:
             raise CheckpointError(f"{name}: neither {layer}.{DESCRIPTION} nor {METADATA} says in which format")
-        factor = float(_number(name, reader.read)) if last == OLD_SCALE else 1.0
+        factor = float(number_in(reader.read(name), name)) if last == OLD_SCALE else 1.0
         if factor != 1 and held[weight].dtype not in FLOAT8:
             raise CheckpointError(f"{name} is {factor:g}, and {weight} is {held[weight].dtype}, not float8")
         if span.dtype in FLOAT8 and name not in found and last not in ROLES and name not in MARK:
@@ -182,9 +181,3 @@ def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) ->
 
 def _scheme(number: str, block: tuple[int, int]) -> Scheme:
     return Scheme(weight=Format(dtype=number, block=block))
-
-
-def _number(name: str, tensor: Tensors) -> Tensor:
-    """The single number of a tensor, float32."""
-    found = tensor(name)
-    return expect(found, name, FLOATS, (1,) * min(found.dim(), 1)).float().reshape(())

@@ -6,14 +6,13 @@ import dataclasses
 
 import torch
 
-from bitport.interop.checks import expect
+from bitport.interop.checks import FLOAT8, expect
 from bitport.interop.swizzle import unswizzled
 from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, one_per_block
 from bitport.interop.torchao.header import Entry
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS
 
-FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 ELEMENTS = {"float8_e4m3fn": "mxfp8", "float8_e5m2": "mxfp8", "float4_e2m1fn_x2": "mxfp4"}
 """dtype of MXTensor -> a preset with the same scales."""
 

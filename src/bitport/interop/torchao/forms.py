@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from bitport.interop.checks import FLOAT8
 from bitport.interop.codec import same_numbers
-from bitport.interop.torchao.floats import FLOAT8
 from bitport.interop.torchao.integers import INTX
 from bitport.numerics import Format
 from bitport.numerics.format import FLOAT8_SCALES
@@ -111,8 +111,7 @@ def _intx(fmt: Format, act: str) -> Form | None:
 
 
 def _float8(fmt: Format, act: str) -> Form | None:
-    names = {name: dtype for dtype, name in FLOAT8.items()}
-    dtype = typed("torch.dtype", str(names[fmt.dtype]).removeprefix("torch."))
+    dtype = typed("torch.dtype", str(fmt.number.storage).removeprefix("torch."))
     said: dict[str, Any] = {
         "mm_config": None,
         "act_quant_kwargs": None,
