@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.checkpoint import plan_files, quantize_files, read_manifest
-from bitport.checkpoint.manifest import INDEX
+from bitport.checkpoint.arranged import arranged
+from bitport.checkpoint.manifest import INDEX, Manifest
+from bitport.checkpoint.source import Source
 from bitport.errors import ArgumentError, CheckpointError, RecipeError
 
 from .models import assert_same, raw, tensors_of
@@ -157,6 +160,23 @@ def test_head_that_is_held_twice(tmp_path: Path) -> None:
     write(Llama(tied=False), tmp_path / "other", tied=False, tie_word_embeddings=True)
     quantize_files(tmp_path / "other", tmp_path / "b", {"*": "int8"})
     assert read_manifest(tmp_path / "b").tied == {}
+
+
+def test_a_head_that_is_held_twice_under_other_names(tmp_path: Path) -> None:
+    """As in files of a model with images, whose text model transformers has since given other names."""
+
+    def renamed(manifest: Manifest) -> Manifest:
+        entries = {name.removeprefix("text."): entry for name, entry in manifest.tensors.items()}
+        return dataclasses.replace(manifest, tensors={name: arranged(name, [[each]]) for name, each in entries.items()})
+
+    for equal in (True, False):
+        head, embedded = torch.randn(2, 40, 64).unbind()
+        state = {"text.lm_head.weight": embedded.clone() if equal else head, "text.embed_tokens.weight": embedded}
+        save_file(state, tmp_path / "model.safetensors")
+        said = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        tied = {"lm_head.weight": "embed_tokens.weight"} if equal else {}
+        assert Source(tmp_path, arrangement=renamed).tied == tied
 
 
 def test_a_tied_head_of_another_name(tmp_path: Path) -> None:

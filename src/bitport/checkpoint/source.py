@@ -244,11 +244,8 @@ class Source:
         return {HEAD: tokens[0]} if HEAD not in self.tensors or self._equal(HEAD, tokens[0]) else {}
 
     def _equal(self, *names: str) -> bool:
-        both = []
-        for name in names:
-            with SafetensorsReader(self.tensors[name].file) as reader:
-                both.append(reader.read(name))
-        return both[0].dtype == both[1].dtype and torch.equal(*both)
+        one, other = (value for _, value in self.read(names))
+        return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _arranged(tensors: dict[str, FileTensor], arrangement: Arrangement) -> dict[str, FileTensor]:
