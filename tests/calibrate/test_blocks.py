@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -186,6 +189,68 @@ def test_what_a_model_does_between_blocks_is_not_lost(between: str) -> None:
     """In that case a block's inputs are those of the unchanged model."""
     model, same = two(Block, between)
     found, wanted = grams(model, in_order=True), expected(same, [[name for group in BLOCKS for name in group]])
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "copy_": lambda kept, x: kept.copy_(x.mean((0, 1)).repeat(2)),
+    "__setitem__": lambda kept, x: kept.__setitem__(slice(8), x.mean((0, 1))),
+    "out": lambda kept, x: torch.mul(x.mean((0, 1)).repeat(2), 3.0, out=kept),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_tensor_of_the_model_that_an_output_is_written_to(way: str) -> None:
+    class Keeping(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            x, kept = self.embed(ids).clone(), torch.zeros(16)
+            for layer in self.layers:
+                x, _ = layer(x, kept)
+                WRITES[way](kept, x)
+            return self.head(x)
+
+    model, same = Keeping(), Keeping()
+    same.load_state_dict(model.state_dict())
+    found, wanted = grams(model, in_order=False), expected(same, [[name for group in BLOCKS for name in group]])
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+DECISIONS: dict[str, Callable[[Tensor], object]] = {
+    "__bool__": lambda x: bool(x.any()),
+    "__int__": lambda x: int(x.abs().max() * 1e6),
+    "__float__": lambda x: float(x.sum()),
+    "__index__": lambda x: [False, True][x.any().long()],
+    "__contains__": lambda x: 0.0 not in x,
+    "__array__": lambda x: np.asarray(x).any(),
+    "__dlpack__": lambda x: np.from_dlpack(x).any(),
+    "data_ptr": lambda x: ctypes.c_float.from_address(x.data_ptr()).value,
+    "numpy": lambda x: x.numpy().any(),
+    "tolist": lambda x: any(x.flatten().tolist()),
+    "item": lambda x: x.sum().item(),
+    "equal": lambda x: not torch.equal(x, torch.zeros_like(x)),
+    "allclose": lambda x: not torch.allclose(x, torch.zeros_like(x)),
+    "is_nonzero": lambda x: torch.is_nonzero(x.sum()),
+}
+
+
+@pytest.mark.parametrize("way", DECISIONS)
+def test_a_model_that_decides_by_the_output_of_a_block(way: str) -> None:
+    """Zeros, which stand for the output while the blocks are found, would decide otherwise."""
+
+    class Deciding(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            x, shift = self.embed(ids).clone(), torch.zeros(16)
+            for layer in self.layers:
+                x, _ = layer(x, shift)
+                if DECISIONS[way](x):
+                    shift = shift + 1.0
+            return self.head(x)
+
+    model, same = Deciding(), Deciding()
+    same.load_state_dict(model.state_dict())
+    found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name])
 

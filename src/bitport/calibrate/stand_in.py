@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 DECIDES = {
     "item",
     "tolist",
     "numpy",
+    "__array__",
+    "__dlpack__",
+    "data_ptr",
     "__bool__",
     "__int__",
     "__float__",
@@ -29,6 +32,7 @@ DECIDES = {
     "allclose",
     "is_nonzero",
 }
+"""Functions that give numbers of a tensor, or its memory, to code that is not torch's."""
 
 INDICES = ("idx", "index", "id", "number", "layer")
 """Last words of attribute names that hold the index of a layer."""
@@ -42,8 +46,10 @@ class StandIn(Tensor):
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        writes = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in (kwargs or {})
-        if name in DECIDES or (writes and not isinstance(args[0], StandIn)):
+        writes = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+        written = tree_leaves((args[:1] if writes else (), (kwargs or {}).get("out")))
+        others = any(isinstance(each, Tensor) and not isinstance(each, StandIn) for each in written)
+        if name in DECIDES or others:
             raise Between(name)
         return super().__torch_function__(func, types, args, kwargs or {})
 
