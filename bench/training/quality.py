@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.algorithms.solving import uses_data
-from bitport.evaluate.algorithms import nll
-from bitport.evaluate.golden import WINDOW, Yardstick
+from bitport.evaluate.yardstick import Yardstick
 from bitport.numerics import sqnr
 from bitport.train import convert_, learn_scales_, prepare_
 from examples.tinylm.corpus import nth_story
@@ -89,9 +88,7 @@ def _log_probabilities(model: Any, rows: Tensor) -> Tensor:
 
 def _calibration(yardstick: Yardstick, scheme: str, algorithm: str) -> list[Tensor] | None:
     """The batches, or None where they would have no effect."""
-    if not uses_data(algorithm, scheme):
-        return None
-    return [each[None] for each in yardstick.calibration.split(WINDOW)]
+    return yardstick.batches if uses_data(algorithm, scheme) else None
 
 
 def quantized(yardstick: Yardstick, model: nn.Module, scheme: str, algorithm: str) -> nn.Module:
@@ -101,7 +98,7 @@ def quantized(yardstick: Yardstick, model: nn.Module, scheme: str, algorithm: st
 
 
 def rounded(yardstick: Yardstick, scheme: str, algorithm: str) -> float:
-    return math.exp(nll(yardstick, quantized(yardstick, copy.deepcopy(yardstick.base), scheme, algorithm)))
+    return math.exp(yardstick.nll(quantized(yardstick, copy.deepcopy(yardstick.base), scheme, algorithm)))
 
 
 def tuned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> float:
@@ -112,7 +109,7 @@ def tuned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> floa
     prepare_(model, scheme, algorithm=algorithm, calibrate=data, progress=False)
     train(model, steps, RATE, teacher)
     convert_(model, measure=False)
-    return math.exp(nll(yardstick, model))
+    return math.exp(yardstick.nll(model))
 
 
 def learned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> float:
@@ -122,7 +119,7 @@ def learned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> fl
     learn_scales_(model)
     train(model, steps, RATE_OF_SCALES, teacher)
     convert_(model)
-    return math.exp(nll(yardstick, model))
+    return math.exp(yardstick.nll(model))
 
 
 def run_schemes(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
@@ -142,7 +139,7 @@ def _run(
     say: Callable[[str], None],
 ) -> Iterator[Row]:
     yardstick = Yardstick(MODEL)
-    base = round(math.exp(nll(yardstick, copy.deepcopy(yardstick.base))), 4)
+    base = round(math.exp(yardstick.nll(copy.deepcopy(yardstick.base))), 4)
     common = {"what": what, "steps": steps, "tokens": steps * BATCH * LENGTH, "float": base}
     for scheme in schemes:
         for algorithm in algorithms:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 
 from bitport.evaluate.algorithms import SCHEMES, TABLES, Measurer, algorithms_of, as_markdown
-from bitport.evaluate.golden import Yardstick
+from bitport.evaluate.yardstick import Yardstick
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "docs" / "algorithms.json").read_text())

@@ -15,8 +15,8 @@ pytest.importorskip("transformers", reason="needs the extra: pip install 'bitpor
 import bitport
 from bitport.algorithms import AWQ, GPTQ, Clip, Rotate, SignRound, Smooth
 from bitport.algorithms.solving import uses_data
-from bitport.evaluate.golden import WINDOW, Yardstick
 from bitport.evaluate.perplexity import token_losses
+from bitport.evaluate.yardstick import WINDOW, Yardstick
 from bitport.integrations.huggingface import cast_parameters, logits_of
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 
-from bitport.evaluate.golden import SCHEMES, Golden, Yardstick, as_markdown
+from bitport.evaluate.golden import SCHEMES, Golden, as_markdown, rows
+from bitport.evaluate.yardstick import Yardstick
 
 pytestmark = pytest.mark.xdist_group("accuracy")  # measured once, by one worker
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ LOSS_ROUNDING = 2.0**-19
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Golden]:
     yardstick = Yardstick(ROOT / RECORD["model"])
-    return {row.scheme: row for row in yardstick.rows(REPEATED, with_noise=False)}
+    return {row.scheme: row for row in rows(yardstick, REPEATED, with_noise=False)}
 
 
 @pytest.mark.parametrize("scheme", REPEATED)

@@ -17,15 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from bitport.algorithms.mixed import Costs, costs
 from bitport.algorithms.solving import uses_data
 from bitport.api import quantize_
 from bitport.evaluate.compare import change_percent
-from bitport.evaluate.golden import CALIBRATION_TOKENS, WINDOW, Yardstick
-from bitport.evaluate.perplexity import token_losses
-from bitport.integrations.huggingface import cast_parameters, logits_of
+from bitport.evaluate.yardstick import CALIBRATION_TOKENS, Yardstick
 from bitport.report.text import markdown
 from bitport.schemes import Recipe
 
@@ -94,8 +90,8 @@ def algorithms_of(scheme: str) -> tuple[str, ...]:
 class Measurer:
     def __init__(self, yardstick: Yardstick) -> None:
         self.yardstick = yardstick
-        self.batches = [ids[None] for ids in yardstick.calibration.split(WINDOW)]
-        self.baseline = nll(yardstick, copy.deepcopy(yardstick.base))
+        self.batches = yardstick.batches
+        self.baseline = yardstick.nll(copy.deepcopy(yardstick.base))
 
     def rows(self, scheme: str, names: tuple[str, ...] | None = None) -> Iterator[AlgorithmRow]:
         """Measure ``scheme`` with the algorithms ``names`` (default: those of its table)."""
@@ -108,7 +104,7 @@ class Measurer:
             if recipe is None or {layer.algorithm for layer in report.quantized} != {by}:
                 yield AlgorithmRow(scheme, name, None, None)
                 continue
-            value = nll(self.yardstick, model)
+            value = self.yardstick.nll(model)
             yield AlgorithmRow(scheme, name, math.exp(value), change_percent(value, self.baseline))
 
     def _mixed(self, scheme: str) -> Recipe | None:
@@ -123,12 +119,6 @@ class Measurer:
     def _costs(self) -> Costs:
         base, batches = self.yardstick.base, self.batches
         return costs(base, CANDIDATES, calibrate=batches, algorithm="gptq", sample=1, progress=False)
-
-
-def nll(yardstick: Yardstick, model: Any) -> float:
-    """Return the mean negative log likelihood of the text, computed in float32; ``model`` is cast in place."""
-    cast_parameters(model, torch.float32)
-    return float(token_losses(logits_of(model), yardstick.tokens, window=WINDOW, batch=4).double().mean())
 
 
 def as_markdown(data: dict[str, Any]) -> str:

@@ -17,20 +17,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bitport.evaluate.compare import BASELINE, change_percent, quantized
 from bitport.evaluate.measure import size_of
 from bitport.evaluate.noise import noise
-from bitport.evaluate.perplexity import token_losses
-from bitport.integrations.huggingface import cast_parameters, load_model, load_tokenizer, logits_of, token_ids
+from bitport.evaluate.yardstick import WINDOW, Yardstick
+from bitport.integrations.huggingface import logits_of
 from bitport.report.text import markdown
 from bitport.schemes import PRESETS
-
-WINDOW = 512
-TOKENS = 8192
-CALIBRATION_TOKENS = 4096
 
 INTRODUCTION = """# Accuracy
 
@@ -57,28 +52,17 @@ class Golden:
     """Bound on how much a kernel within its error budget changes log(perplexity)."""
 
 
-class Yardstick:
-    """A model directory with the texts ``eval.txt`` and ``calibration.txt``."""
-
-    def __init__(self, directory: Path) -> None:
-        tokenizer = load_tokenizer(directory)
-        self.base = load_model(directory)
-        self.tokens = token_ids(tokenizer, (directory / "eval.txt").read_text(encoding="utf-8"))[:TOKENS]
-        text = (directory / "calibration.txt").read_text(encoding="utf-8")
-        self.calibration = token_ids(tokenizer, text)[:CALIBRATION_TOKENS]
-
-    def rows(self, schemes: Iterable[str], *, with_noise: bool = True) -> Iterator[Golden]:
-        """Measure ``schemes``, of which the first must be the baseline."""
-        base = None
-        for scheme in schemes:
-            model = quantized(self.base, scheme, calibrator(self.calibration))
-            bits = size_of(model).bits_per_weight
-            cast_parameters(model, torch.float32)
-            losses = token_losses(logits_of(model), self.tokens, window=WINDOW, batch=4)
-            nll = float(losses.double().mean())
-            base = nll if base is None else base
-            extra = noise(model, self.tokens, WINDOW, losses) if with_noise else 0.0
-            yield Golden(scheme, bits, math.exp(nll), change_percent(nll, base), extra)
+def rows(yardstick: Yardstick, schemes: Iterable[str], *, with_noise: bool = True) -> Iterator[Golden]:
+    """Measure ``schemes``, of which the first must be the baseline."""
+    base = None
+    for scheme in schemes:
+        model = quantized(yardstick.base, scheme, calibrator(yardstick.calibration))
+        bits = size_of(model).bits_per_weight
+        losses = yardstick.losses(model)
+        nll = float(losses.double().mean())
+        base = nll if base is None else base
+        extra = noise(model, yardstick.tokens, WINDOW, losses) if with_noise else 0.0
+        yield Golden(scheme, bits, math.exp(nll), change_percent(nll, base), extra)
 
 
 def calibrator(tokens: Tensor) -> Callable[[Any], None]:
@@ -104,11 +88,11 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="where to write, without .json and .md")
     args = parser.parse_args()
     yardstick = Yardstick(args.model)
-    rows = []
-    for row in yardstick.rows(SCHEMES):
+    made = []
+    for row in rows(yardstick, SCHEMES):
         print(f"{row.scheme}: {row.perplexity:.4f} ({row.change_percent:+.2f} %)", file=sys.stderr)
-        rows.append(dataclasses.asdict(row))
-    data = {"model": args.model.as_posix(), "tokens": len(yardstick.tokens), "window": WINDOW, "rows": rows}
+        made.append(dataclasses.asdict(row))
+    data = {"model": args.model.as_posix(), "tokens": len(yardstick.tokens), "window": WINDOW, "rows": made}
     args.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     args.output.with_suffix(".md").write_text(as_markdown(data), encoding="utf-8")
 
