@@ -19,8 +19,7 @@ from bitport.errors import CheckpointError
 from bitport.integrations.transformers_names import arrangement
 from bitport.nn.quantize import error_of
 from bitport.nn.targets import find_targets
-from bitport.numerics import decibels
-from bitport.numerics.activations import fake_quantize
+from bitport.numerics import decibels, fake_quantize
 from bitport.ops.product import in_code_order
 from bitport.report import LayerReport, Report
 from bitport.report.progress import progress as with_progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bitport.numerics.types import number_type
+from bitport.numerics import number_type
 from bitport.tensor import QTensor
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from bitport.export.lookup import Lookup
 from bitport.export.onnx_weight import unfit
 from bitport.export.relink import Operand
-from bitport.numerics import fake_quantize, unpack_bits
-from bitport.numerics.types import number_type
+from bitport.numerics import fake_quantize, number_type, unpack_bits
 from bitport.tensor import QTensor
 
 OPSET = 21

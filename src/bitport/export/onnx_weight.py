@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.export.relink import Operand
-from bitport.numerics import fake_quantize, pack_bits
-from bitport.numerics.types import number_type
+from bitport.numerics import fake_quantize, number_type, pack_bits
 from bitport.tensor import QTensor
 
 TYPES = ("int4", "int8")

@@ -19,8 +19,7 @@ from torch.ao.quantization.fx import _decomposed  # noqa: F401  (defines the ops
 
 from bitport.export.lookup import Lookup
 from bitport.export.relink import Operand
-from bitport.numerics import unpack_bits
-from bitport.numerics.types import number_type
+from bitport.numerics import number_type, unpack_bits
 from bitport.tensor import QTensor
 
 TYPES = ("int4", "int8")

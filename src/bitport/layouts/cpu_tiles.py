@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.layouts.base import Matrix, Packed, register_layout
-from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Quantized
-from bitport.numerics.packing import as_bytes, from_storage, to_storage
+from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Quantized, from_storage, to_storage
+from bitport.numerics.packing import as_bytes
 
 TILE = 32
 DIGITS = (8, 4, 2, 1)

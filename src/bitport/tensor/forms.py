@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from bitport.numerics import Quantized
-from bitport.numerics.codec import block_scale, readable
+from bitport.numerics import Quantized, block_scale
+from bitport.numerics.codec import readable
 from bitport.numerics.packing import as_bytes
 from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import QTensor

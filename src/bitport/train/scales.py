@@ -26,8 +26,7 @@ from torch.nn.utils.parametrize import ParametrizationList, register_parametriza
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.targets import check_model, find_targets, uncompiled
-from bitport.numerics import dequantize
-from bitport.numerics.blocks import to_blocks
+from bitport.numerics import dequantize, to_blocks
 from bitport.ops.product import in_code_order
 from bitport.report import LayerReport
 from bitport.schemes import Choice, Plan, Target

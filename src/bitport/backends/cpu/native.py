@@ -21,8 +21,7 @@ from bitport.backends.sources import fingerprint
 from bitport.errors import KernelError
 from bitport.layouts import Matrix, large_pages
 from bitport.layouts.cpu_tiles import pack_tiles, unpack_tiles
-from bitport.numerics import NUMBER_TYPES
-from bitport.numerics.packing import packed_size
+from bitport.numerics import NUMBER_TYPES, packed_size
 from bitport.ops import Weight
 from bitport.ops.native_codes import ACTS, THEN, meanings
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from bitport.backends.cpu.native import TYPES, Library
 from bitport.layouts import large_pages
-from bitport.numerics import NUMBER_TYPES, Format, Quantized
+from bitport.numerics import NUMBER_TYPES, Format, Quantized, packed_size
 from bitport.numerics.codebooks import midpoints, zero_code
-from bitport.numerics.packing import packed_size
 from bitport.ops import Impl, register_kernel
 from bitport.ops.convert import parse_format, to_list
 

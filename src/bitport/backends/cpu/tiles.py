@@ -11,8 +11,7 @@ from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, Quantized, fake_quantize
-from bitport.numerics.qparams import choose_qparams
+from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, Quantized, choose_qparams, fake_quantize
 from bitport.ops import Impl, Weight, register_kernel
 from bitport.ops.by_rows import DISTANCES
 from bitport.ops.linear_then import follow

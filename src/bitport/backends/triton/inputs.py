@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from bitport.backends.triton.rounding import Destination, launch, plain_rows, single_scale
-from bitport.numerics import ACTIVATIONS, Quantized
-from bitport.numerics.packing import packed_size
+from bitport.numerics import ACTIVATIONS, Quantized, packed_size
 from bitport.ops.convert import to_list
 
 
