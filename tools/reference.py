@@ -41,9 +41,9 @@ SOME = {
     "bitport.calibrate.processes": ("Processes",),
     "bitport.ops.outside": ("OUTSIDE", "Outside", "outside"),
     "bitport.numerics": (
-        *("ACTIVATIONS", "NUMBER_TYPES", "Format", "NumberType", "Quantized", "activation_format", "number_type"),
-        *("choose_qparams", "quantize", "quantize_codes", "dequantize", "dequantize_codes", "fake_quantize"),
-        *("pack_bits", "unpack_bits", "from_storage", "to_storage", "sqnr"),
+        *("ACTIVATIONS", "NUMBER_TYPES", "Format", "NumberType", "Params", "Quantized", "activation_format"),
+        *("number_type", "choose_qparams", "quantize", "quantize_codes", "dequantize", "dequantize_codes"),
+        *("fake_quantize", "pack_bits", "unpack_bits", "from_storage", "to_storage", "sqnr"),
     ),
 }
 """Modules of which others need only these names."""
