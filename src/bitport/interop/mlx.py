@@ -25,7 +25,6 @@ shapes of convolutions.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -47,7 +46,7 @@ from bitport.interop.codec import (
 )
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
-from bitport.numerics import FLOATS, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.codec import block_scale
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import unpack_bits
@@ -188,68 +187,51 @@ class Reader(codec.Reader):
 
     def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
         first = next(iter(weight.parts.values()))
-        its = self._of(first.rpartition(".")[0])
-        if weight.name.endswith(".weight"):
-            return self._read(weight, tensors, its, ())
-        joined, experts = _below_each_other(weight, tensors)
-        return self._read(WeightNames(weight.name, dict.fromkeys(joined, first)), joined, its, (experts,))
-
-    def _read(self, weight: WeightNames, tensors: dict[str, Tensor], its: Settings, experts: tuple[int, ...]) -> Tensor:
-        """``experts``: number of concatenated experts, if any."""
-        words = expect(tensors["weight"], weight.parts["weight"], (torch.uint32,), (None, None)).view(torch.int32)
-        n, k = words.shape[0], words.shape[1] * 32 // its.bits
-        if k % its.group or words.shape[1] * 32 % its.bits:
+        its, rank = self._of(first.rpartition(".")[0]), 2
+        if not weight.name.endswith(".weight"):
+            tensors, rank = _below_each_other(weight, tensors), 3
+            weight = WeightNames(weight.name, dict.fromkeys(tensors, first))
+        words = expect(tensors["weight"], weight.parts["weight"], (torch.uint32,), (None,) * rank).view(torch.int32)
+        *stack, n, width = words.shape
+        k = width * 32 // its.bits
+        if k % its.group or width * 32 % its.bits:
             raise CheckpointError(
-                f"{weight.parts['weight']}: rows of {words.shape[1]} words are no whole groups of {its.group} codes of "
+                f"{weight.parts['weight']}: rows of {width} words are no whole groups of {its.group} codes of "
                 f"{its.bits} bits"
             )
-        grid = (n, k // its.group)
-        if its.mode != AFFINE:
-            parts, scheme = self._floats(weight, tensors, to_stream(words, k, its.bits), its, (n, k), experts)
-            return self._made(parts, scheme, (n, k), experts)
-        scale = expect(tensors["scales"], weight.parts["scales"], FLOATS, grid)
-        shift = expect(tensors[self.shift], weight.parts[self.shift], FLOATS, grid)
-        parts, fmt = of_shifts(to_codes(words, k, its.bits), scale, shift, its.bits, its.group)
-        return self._made(parts, Scheme(weight=fmt), (n, k), experts)
-
-    def _made(self, parts: Quantized, scheme: Scheme, shape: tuple[int, int], experts: tuple[int, ...]) -> Tensor:
-        if experts:
-            data, scale = (part.unflatten(0, (*experts, -1)) for part in parts[:2])
-            zero = None if parts.zero is None else parts.zero.unflatten(0, (*experts, -1))
-            second = None if parts.scale2 is None else parts.scale2.expand(*experts, 1, 1).contiguous()
-            parts = Quantized(data, scale, zero, second)
-        return from_parts(parts, scheme, shape=(*experts, shape[0] // math.prod(experts), shape[1]), dtype=self.dtype)
+        grid = (*stack, n, k // its.group)
+        if its.mode == AFFINE:
+            scale = expect(tensors["scales"], weight.parts["scales"], FLOATS, grid)
+            shift = expect(tensors[self.shift], weight.parts[self.shift], FLOATS, grid)
+            parts, fmt = of_shifts(to_codes(words, k, its.bits), scale, shift, its.bits, its.group)
+        else:
+            parts, fmt = self._floats(weight, tensors, to_stream(words, k, its.bits), its.mode, grid)
+        return from_parts(parts, Scheme(weight=fmt), shape=(*stack, n, k), dtype=self.dtype)
 
     def _floats(
-        self,
-        weight: WeightNames,
-        tensors: dict[str, Tensor],
-        stream: Tensor,
-        its: Settings,
-        shape: tuple[int, int],
-        experts: tuple[int, ...],
-    ) -> tuple[Quantized, Scheme]:
-        scheme = preset(FIXED[its.mode][2])
-        grid = scheme.weight.scale_shape(*shape)
+        self, weight: WeightNames, tensors: dict[str, Tensor], stream: Tensor, mode: str, grid: tuple[int, ...]
+    ) -> tuple[Quantized, Format]:
+        fmt = preset(FIXED[mode][2]).weight
         scale = expect(tensors["scales"], weight.parts["scales"], (torch.uint8,), grid).contiguous()
-        second = torch.ones(1, 1, dtype=torch.float32) if scheme.weight.global_scale else None
-        data, scale = stream.view(scheme.weight.number.storage), scale.view(scheme.weight.scale_dtype(self.dtype))
-        if (largest := tensors.get(GLOBAL)) is not None:
-            one = largest if experts else number_in(largest, weight.parts[GLOBAL])
-            rows = (one.float() / LARGEST).reshape(*experts, -1, 1)
-            second = rows[..., :1, :]
-            if not bool((rows == second).all()):
-                fmt = dataclasses.replace(scheme.weight, scale="float32", global_scale=False)
-                return Quantized(data, block_scale(scale, rows.flatten(0, -2)), None, None), Scheme(weight=fmt)
-        return Quantized(data, scale, None, second), scheme
+        data, scale = stream.view(fmt.number.storage), scale.view(fmt.scale_dtype(self.dtype))
+        if not fmt.global_scale:
+            return Quantized(data, scale), fmt
+        if (largest := tensors.get(GLOBAL)) is None:
+            return Quantized(data, scale, None, torch.ones(*grid[:-2], 1, 1, dtype=torch.float32)), fmt
+        largest = largest if len(grid) > 2 else number_in(largest, weight.parts[GLOBAL]).reshape(1, 1)
+        rows = largest.float() / LARGEST
+        second = rows[..., :1, :].contiguous()
+        if bool((rows == second).all()):
+            return Quantized(data, scale, None, second), fmt
+        return Quantized(data, block_scale(scale, rows)), dataclasses.replace(fmt, scale="float32", global_scale=False)
 
     def _of(self, module: str) -> Settings:
         return self.own.get(module, self.common)
 
 
-def _below_each_other(weight: WeightNames, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """(tensors of all experts as those of one matrix: per expert the rows of its projections concatenated, and global
-    scales repeated for each row; number of experts)."""
+def _below_each_other(weight: WeightNames, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of stacked experts, [E, rows, ..], with the rows of all projections of an expert concatenated and
+    global scales repeated for each row."""
     tensors = dict(tensors)
     for role, part in weight.parts.items():
         projection, _, end = role.rpartition(".")
@@ -265,7 +247,7 @@ def _below_each_other(weight: WeightNames, tensors: dict[str, Tensor]) -> tuple[
         like, rows = tensors[f"{first}.{end}"], tensors[f"{projection}.weight"].shape[1]
         checked = expect(tensors[role], part, (like.dtype,), (experts, rows, like.shape[2]))
         every.setdefault(end, []).append(checked)
-    return {end: torch.cat(each, 1).flatten(0, 1) for end, each in every.items()}, experts
+    return {end: torch.cat(each, 1) for end, each in every.items()}
 
 
 class Writer(codec.Writer):

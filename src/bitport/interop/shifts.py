@@ -26,7 +26,7 @@ ROUNDED_BACK = "shifts are -zero * scale, rounded to float32 in some groups: val
 
 
 def of_shifts(codes: Tensor, scale: Tensor, shift: Tensor, bits: int, group: int) -> tuple[Quantized, Format]:
-    """``codes``: uint8 [N, K]; ``scale``: [N, ceil(K / group)]; ``shift``: the same, float64 if that is needed."""
+    """``codes``: uint8 [.., N, K]; ``scale``, ``shift``: [.., N, ceil(K / group)], the shift float64 if it needs to."""
     exact, zero = scale.double(), -shift.double() / scale.double()
     whole = zero.round()
     if bool(((whole * exact == -shift.double()) & (whole >= 0) & (whole < 1 << bits)).all()):
@@ -38,7 +38,7 @@ def of_shifts(codes: Tensor, scale: Tensor, shift: Tensor, bits: int, group: int
     constant = (exact == 0) | (zero.isinf() & exact.isfinite())
     size, sign = of_constants(shift.float())
     scale, zero = torch.where(constant, size, scale.float()), torch.where(constant, sign, zero)
-    codes = codes.masked_fill(constant.repeat_interleave(group, -1)[:, : codes.shape[-1]], 0)
+    codes = codes.masked_fill(constant.repeat_interleave(group, -1)[..., : codes.shape[-1]], 0)
     fmt = Format(dtype=f"int{bits}", block=(1, group), zero="float", scale="input")
     return Quantized(pack_bits(codes, bits), scale, zero), fmt
 
