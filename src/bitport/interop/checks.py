@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -27,6 +28,13 @@ def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
             f"fetch the checkpoint again"
         )
     return tensor
+
+
+def as_grid(tensor: Tensor, grid: Sequence[int]) -> Tensor:
+    """A tensor of one dimension, or none, as ``grid``, of whose sizes some files leave out those of one. Others are
+    returned as they are, for :func:`expect`."""
+    flat = tensor.dim() < 2 and tensor.numel() == math.prod(grid) and 1 in grid
+    return tensor.reshape(*grid) if flat else tensor
 
 
 def number_in(tensor: Tensor, name: str) -> Tensor:

@@ -32,7 +32,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect, number_in
+from bitport.interop.checks import as_grid, expect, number_in
 from bitport.interop.codec import WeightNames, check_complete, setting, tensors_of
 from bitport.numerics import FLOATS, STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
@@ -192,4 +192,4 @@ def _scheme(said: Mapping[str, Any], what: str) -> Scheme:
 def _plain(scale: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Reshape [rows, 1, columns, 1] for blocks, [N] for rows or one number to the grid [rows, columns]."""
     blocks = scale.dim() == 4 and scale.shape[1] == scale.shape[3] == 1
-    return scale.reshape(grid) if (blocks or scale.dim() < 2) and scale.numel() == math.prod(grid) else scale
+    return scale.squeeze(-1).squeeze(1) if blocks else as_grid(scale, grid)

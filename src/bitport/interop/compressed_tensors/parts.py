@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import CheckpointError
+from bitport.interop.checks import as_grid
 from bitport.interop.codec import order_of
 from bitport.interop.compressed_tensors.arguments import BYTES, PACKED
 from bitport.interop.compressed_tensors.groups import Group
@@ -143,11 +144,10 @@ class Parts:
 
     def _shaped(self, role: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
         """The tensor as ``shape``; in the file it may be flat: one number, or one per row."""
-        tensor = self.tensors[role]
-        flat = tensor.dim() < 2 and tensor.numel() == torch.Size(shape).numel()
-        if tensor.dtype not in dtypes or not (flat or tuple(tensor.shape) == shape):
+        tensor = as_grid(self.tensors[role], shape)
+        if tensor.dtype not in dtypes or tuple(tensor.shape) != shape:
             self._fail(role, f"{' or '.join(map(str, dtypes))} {list(shape)}")
-        return tensor.reshape(shape).contiguous()
+        return tensor.contiguous()
 
     def _fail(self, role: str, wanted: str) -> NoReturn:
         tensor = self.tensors[role]

@@ -33,7 +33,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.awq import PER_WORD, PLACE
-from bitport.interop.checks import expect, number_in
+from bitport.interop.checks import as_grid, expect, number_in
 from bitport.interop.codec import WeightNames, check_complete, tensors_of
 from bitport.interop.quark.settings import NO_NUMBERS, READ, Layer, Settings
 from bitport.interop.words import to_codes, word_count
@@ -119,7 +119,7 @@ class Reader(codec.Reader):
             raise CheckpointError(f"{weight.parts['weight']} must have rows of whole codes of {fmt.number.bits} bits")
         shape = (data.shape[0], data.shape[1] * 8 // fmt.number.bits)
         grid, name = fmt.scale_shape(*shape), weight.parts["weight_scale"]
-        scale = _shaped(tensors["weight_scale"], grid)
+        scale = as_grid(tensors["weight_scale"], grid)
         if fmt.scale == "e4m3":
             scale = expect(scale, name, (E4M3,), grid)
         else:
@@ -143,7 +143,7 @@ class Reader(codec.Reader):
         n, k = codes.shape
         grid = fmt.scale_shape(n, k)
         stored = grid if upright else grid[::-1]
-        scale = _upright(expect(_shaped(scale, stored), name, FLOATS, stored), upright)
+        scale = _upright(expect(as_grid(scale, stored), name, FLOATS, stored), upright)
         zero = self._zero(layer, weight, tensors, grid)
         plain = bool((zero == 1 << (fmt.number.bits - 1)).all())
         if not plain or not layer.symmetric:
@@ -158,6 +158,7 @@ class Reader(codec.Reader):
         upright = layer.upright and layer.scheme.weight.number.bits == 8
         zero = zero.unsqueeze(0) if layer.upright and not upright and zero.dim() == 1 else zero
         stored = grid if upright else grid[::-1]
+        zero = as_grid(zero, stored)
         return _upright(self._codes(layer, zero, weight.parts["weight_zero_point"], stored), upright).contiguous()
 
     def _codes(self, layer: Layer, tensor: Tensor, name: str, shape: tuple[int | None, int | None]) -> Tensor:
@@ -166,7 +167,7 @@ class Reader(codec.Reader):
         bits = layer.scheme.weight.number.bits
         if bits == 8:
             kind = torch.int8 if layer.signed else torch.uint8
-            codes = expect(_shaped(tensor, shape), name, (kind,), shape).contiguous().view(torch.uint8)
+            codes = expect(tensor, name, (kind,), shape).contiguous().view(torch.uint8)
         else:
             columns = shape[1]
             wanted = (shape[0], None if columns is None else word_count(columns, bits))
@@ -180,10 +181,3 @@ class Reader(codec.Reader):
 
 def _upright(tensor: Tensor, lies_so: bool) -> Tensor:
     return tensor if lies_so else tensor.t()
-
-
-def _shaped(tensor: Tensor, grid: tuple[int | None, int | None]) -> Tensor:
-    """One number, or one per row, as the matrix ``grid``."""
-    rows, columns = grid
-    flat = columns == 1 and tensor.dim() < 2 and tensor.numel() == rows
-    return tensor.reshape(-1, 1) if flat else tensor

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.interop.checks import expect
+from bitport.interop.checks import as_grid, expect
 from bitport.interop.torchao.header import Entry
 from bitport.numerics import Format, Quantized
 
@@ -61,6 +61,4 @@ def one_per_block(
 ) -> Tensor:
     """The tensor as the grid of blocks; older versions omitted dimensions of one."""
     grid = Format(dtype="int8", block=block).scale_shape(*shape)
-    if tensor.dim() < 2 and tensor.numel() == grid[0] * grid[1] and 1 in grid:
-        tensor = tensor.reshape(grid)
-    return expect(tensor, name, dtypes, grid).contiguous()
+    return expect(as_grid(tensor, grid), name, dtypes, grid).contiguous()
