@@ -74,6 +74,17 @@ def test_more_steps_find_better() -> None:
     assert errors[-1] < 0.9 * errors[1]
 
 
+@pytest.mark.parametrize("scheme", ["int3-g32", "int3-g32-sym", "int3-g32-fzero", "int4-tensor", "nvfp4", "nf4"])
+def test_ranges_are_learned(scheme: str) -> None:
+    """For columns that have nothing in common the nearest number is the best one, so that only other ranges help."""
+    w, fmt = weight(), preset(scheme).weight
+    start = Params(*choose_qparams(w, fmt))
+    nearest = quantize_codes(w, fmt, *start)
+    codes, params = solve(w, torch.eye(w.shape[1]), fmt, nearest, start, 200, 0)
+    ours, plain = (w - dequantize_codes(each, fmt, *by) for each, by in ((codes, params), (nearest, start)))
+    assert float(ours.square().sum()) < 0.99 * float(plain.square().sum())
+
+
 @pytest.mark.parametrize("block", [1, 7, 1000])
 @pytest.mark.parametrize("scheme", ["int3-g32", "nvfp4", "int4-tensor"])
 def test_after_enough_sweeps_no_single_code_can_be_bettered(scheme: str, block: int) -> None:
