@@ -217,6 +217,41 @@ def test_a_tensor_of_the_model_that_an_output_is_written_to(way: str) -> None:
         torch.testing.assert_close(found[name], wanted[name])
 
 
+class Opaque:
+    """What pytree does not look into."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Opened(Block):
+    """Takes one, or gives one."""
+
+    takes = gives = False
+
+    def forward(self, x: Any, shift: Tensor, scale: float = 1.0) -> Any:
+        x, count = super().forward(x.x if self.takes else x, shift, scale)
+        return Opaque(x) if self.gives else (x, count)
+
+
+@pytest.mark.parametrize("side", ["takes", "gives"])
+def test_tensors_that_lie_in_an_object(side: str) -> None:
+    block = type(side, (Opened,), {side: True})
+
+    class Wrapping(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            x, shift = self.embed(ids).clone(), torch.ones(16)
+            for layer in self.layers:
+                x = layer(Opaque(x), shift)[0] if side == "takes" else layer(x, shift).x
+            return self.head(x)
+
+    model, same = Wrapping(block), Wrapping(block)
+    same.load_state_dict(model.state_dict())
+    found, wanted = grams(model, in_order=False), expected(same, [[name for group in BLOCKS for name in group]])
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
 DECISIONS: dict[str, Callable[[Tensor], object]] = {
     "__bool__": lambda x: bool(x.any()),
     "__int__": lambda x: int(x.abs().max() * 1e6),

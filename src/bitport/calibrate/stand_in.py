@@ -9,6 +9,7 @@ then computes something between its blocks.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ DECIDES = {
     "__array__",
     "__dlpack__",
     "data_ptr",
+    "__deepcopy__",
     "__bool__",
     "__int__",
     "__float__",
@@ -32,7 +34,8 @@ DECIDES = {
     "allclose",
     "is_nonzero",
 }
-"""Functions that give numbers of a tensor, or its memory, to code that is not torch's."""
+"""Functions that give numbers of a tensor, or its memory, to code that is not torch's; and copies, which are made of
+tensors in an object."""
 
 INDICES = ("idx", "index", "id", "number", "layer")
 """Last words of attribute names that hold the index of a layer."""
@@ -60,6 +63,8 @@ class Shape:
     def __init__(self, output: Any) -> None:
         self.spec: TreeSpec
         leaves, self.spec = tree_flatten(output)
+        if any(map(_holds_tensors, leaves)):
+            raise Between("an object with tensors")
         self.leaves = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.devices = [leaf.device if isinstance(leaf, Tensor) else None for leaf in leaves]
 
@@ -79,6 +84,13 @@ class Shape:
     @property
     def nbytes(self) -> int:
         return sum(leaf.nbytes for leaf in self.leaves if isinstance(leaf, Tensor))
+
+
+def _holds_tensors(leaf: Any) -> bool:
+    """Whether ``leaf`` is an object with tensors, which pytree does not look into: a copy of it copies them too."""
+    copied: dict[int, Any] = {}
+    copy.deepcopy(None if isinstance(leaf, Tensor) else leaf, copied)
+    return any(isinstance(each, Tensor) for each in copied.values())
 
 
 def _made(leaf: Any, device: torch.device | None) -> Any:
