@@ -81,6 +81,9 @@ def test_ranges_are_learned(scheme: str) -> None:
     start = Params(*choose_qparams(w, fmt))
     nearest = quantize_codes(w, fmt, *start)
     codes, params = solve(w, torch.eye(w.shape[1]), fmt, nearest, start, 200, 0)
+    assert [None if part is None else part.dtype for part in params] == [
+        None if part is None else part.dtype for part in start
+    ]
     ours, plain = (w - dequantize_codes(each, fmt, *by) for each, by in ((codes, params), (nearest, start)))
     assert float(ours.square().sum()) < 0.99 * float(plain.square().sum())
 
