@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +218,35 @@ def test_a_tensor_of_the_model_that_an_output_is_written_to(way: str) -> None:
         torch.testing.assert_close(found[name], wanted[name])
 
 
+class Writing(Block):
+    """Modifies its second input in place."""
+
+    def forward(self, x: Tensor, shift: Tensor, scale: float = 1.0) -> tuple[Tensor, int]:
+        found = super().forward(x, shift, scale)
+        shift.add_(1.0)
+        return found
+
+
+class Modifying(Model):
+    """Blocks modify what the next ones get too; with ``careless`` ones, what they return is not looked at."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, shift = self.embed(ids).clone(), torch.zeros(16)
+        for layer in self.layers:
+            y, _ = layer(x, shift)
+            x = x if isinstance(layer, Careless) else y
+        return self.head(x)
+
+
+@pytest.mark.parametrize("block", [Writing, Careless])
+def test_an_input_that_a_block_modifies_for_others(block: type[Block]) -> None:
+    model, same = Modifying(block), Modifying(block)
+    same.load_state_dict(model.state_dict())
+    found, wanted = grams(model, in_order=False), expected(same, [[name for group in BLOCKS for name in group]])
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
 class Opaque:
     """What pytree does not look into."""
 
@@ -328,6 +358,27 @@ def test_a_model_is_left_as_it_was() -> None:
     assert model.training
     assert model.config.use_cache
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_a_forward_of_one_module_alone_stays() -> None:
+    """Libraries that move weights to a device for each call put one there."""
+    model, same = two()
+    for layer in (*model.layers, *same.layers):
+        layer.forward = functools.partial(layer.forward, scale=0.25)  # type: ignore[method-assign]
+    put = [layer.forward for layer in model.layers]
+    for each in (model, same):
+        each.forward = functools.partial(without_scale, each)  # type: ignore[method-assign]
+    found, wanted = grams(model, in_order=False), expected(same, [[name for group in BLOCKS for name in group]])
+    assert [layer.forward for layer in model.layers] == put
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+def without_scale(model: Model, ids: Tensor) -> Tensor:
+    x, shift = model.embed(ids).clone(), torch.zeros(16)
+    for layer in model.layers:
+        x = layer(x, shift)[0]
+    return model.head(x)
 
 
 def test_a_decoder_within_a_model_uses_no_cache_either() -> None:

@@ -8,8 +8,9 @@ there are, up to the last one that is watched, and a model whose weights are loa
 (:class:`bitport.calibrate.place.Place`) is walked in the same way as one in memory. Weights in no block (such as an
 output head) come last, from the outputs of the last block.
 
-If a model calls a block more than once or not at all, or modifies the output of one before the next receives it, the
-inputs are those of the unquantized model, which then has to run as a whole.
+If a model calls a block more than once or not at all, or modifies the output of one before the next receives it, or a
+block writes to what another is given too, the inputs are those of the unquantized model, which then has to run as a
+whole.
 """
 
 from __future__ import annotations

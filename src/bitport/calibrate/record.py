@@ -61,7 +61,7 @@ def recorded(
                 return record
             reason = "it calls some block twice, or not for every batch"
         except Between:
-            reason = "it does something with the output of a block before the next one gets it"
+            reason = "it, or a block, writes to or looks at what the next block is given"
     if place.must_stream:
         raise ArgumentError(
             f"{type(model).__name__} cannot be calibrated block by block: {reason}. Load the whole model"
@@ -76,7 +76,7 @@ def _run_through(
     orders: list[list[str]] = []
     shapes: list[dict[str, Shape]] = []
     given: list[int] = []
-    known: dict[object, Shape] = {}
+    known: dict[object, tuple[Shape, list[int]]] = {}  # and the leaves of the arguments that a block writes to
     memory = _Memory()
 
     def instead(name: str) -> Callable[..., Any]:
@@ -93,9 +93,12 @@ def _run_through(
                 if look not in known:
                     with place.inside(name):
                         plain = tree_map(_plain, (args, kwargs))
-                        known[look] = Shape(forward(*plain[0], **plain[1]))
-                shapes[-1][name] = known[look]
-                output = known[look].stand_in()
+                        shape = Shape(forward(*plain[0], **plain[1]))
+                    leaves = enumerate(tree_leaves(plain))
+                    known[look] = shape, [at for at, leaf in leaves if isinstance(leaf, Tensor) and leaf._version]
+                shapes[-1][name], written = known[look]
+                memory.write(tree_leaves((args, kwargs)), written)
+                output = shapes[-1][name].stand_in()
             memory.put_out(tree_leaves(output))
             return output
 
@@ -122,6 +125,11 @@ class _Memory:
         self.places: dict[tuple[int, int], tuple[Tensor, int]] = {}
         self.tensors: Tensors = {}
         self.output: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        self.written: dict[tuple[int, int], Tensor] = {}
+        """What a block that did not run would have written to."""
+
+    def write(self, leaves: list[Any], which: list[int]) -> None:
+        self.written |= {(id(leaves[at]), leaves[at]._version): leaves[at] for at in which}
 
     def put_out(self, leaves: list[Any]) -> None:
         tensors = [(at, leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -131,6 +139,8 @@ class _Memory:
         if not isinstance(leaf, Tensor):
             return copy.deepcopy(leaf)
         key = (id(leaf), leaf._version)
+        if key in self.written:
+            raise Between("a block that writes to what the next one is given")
         if key in self.output:
             return Previous(self.output[key][1])
         if isinstance(leaf, StandIn):
