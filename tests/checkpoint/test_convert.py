@@ -157,6 +157,8 @@ def test_head_that_is_held_twice(tmp_path: Path) -> None:
     write(model, tmp_path / "equal", tied=False, tie_word_embeddings=True)
     quantize_files(tmp_path / "equal", tmp_path / "a", {"*": "int8"})
     assert read_manifest(tmp_path / "a").tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    names = [choice.name for choice in plan_files(tmp_path / "equal", {"*": "int8"}).choices]
+    assert sorted(names) == sorted(set(names))
     write(Llama(tied=False), tmp_path / "other", tied=False, tie_word_embeddings=True)
     quantize_files(tmp_path / "other", tmp_path / "b", {"*": "int8"})
     assert read_manifest(tmp_path / "b").tied == {}
