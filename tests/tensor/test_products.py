@@ -239,6 +239,7 @@ def test_perm_and_pre_scale_are_invisible_in_the_value(make: Make, parts: tuple[
     if "pre_scale" in parts:
         value = value * extra["pre_scale"].double()
     torch.testing.assert_close(q.dequantize().double(), value, rtol=1e-6, atol=1e-7)
+    assert q.dequantize(torch.bfloat16).dtype == torch.bfloat16
     x, ids = torch.randn(5, 96), torch.tensor([3, 60])
     for y in (F.linear(x, q), x @ q.t(), torch.addmm(torch.zeros(64), x, q.T)):
         torch.testing.assert_close(y.double(), x.double() @ value.T, rtol=1e-5, atol=1e-5)
