@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -185,3 +186,18 @@ def test_tables_that_are_rewritten_are_left_as_they_are(verb: Any, kind: type[nn
     assert "a rule for that one" not in report
     assert type(model["other"].weight.data) is not torch.Tensor  # type: ignore[union-attr]
     assert model["table"](torch.arange(4)[None]).norm(dim=-1).max() < 1.001
+
+
+def test_recipes_fit_a_model_of_which_parts_are_compiled() -> None:
+    """The names that torch.compile gives such a part were the only ones that a rule could match."""
+
+    def build(wrap: Callable[[nn.Module], Any]) -> nn.Module:
+        inner = nn.ModuleDict({"a": nn.Linear(64, 32), "b": wrap(nn.Linear(32, 64))})
+        return nn.ModuleDict({"inner": wrap(inner), "head": nn.Linear(64, 8)})
+
+    plain, compiled = build(lambda module: module), build(torch.compile)
+    rules = [{"inner.a": "int4-g32", "inner.b": "int8", "*": "skip"}, {"inner.*": "int8"}, {"re:inner.[b].*": "int8"}]
+    for recipe in [*rules, *(bp.plan(compiled, rule) for rule in rules)]:
+        schemes = [[choice.scheme for choice in bp.plan(model, recipe).choices] for model in (plain, compiled)]
+        assert schemes[0] == schemes[1]
+        assert any(schemes[0])

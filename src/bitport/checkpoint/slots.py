@@ -11,13 +11,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.errors import ArgumentError
+from bitport.schemes.target import bare
 from bitport.tensor import QTensor
 from bitport.tensor.sharded import is_quantized, own
-
-
-def bare(name: str) -> str:
-    """The name without the prefix that torch.compile(module) adds."""
-    return name.replace("_orig_mod.", "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from bitport.errors import RecipeError
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import preset
 from bitport.schemes.scheme import Scheme, checked, parsed
-from bitport.schemes.target import KINDS, Target, by_storage
+from bitport.schemes.target import KINDS, Target, bare, by_storage
 
 VERSION = 1
 DEFAULT_KINDS = ("linear", "experts", "attention")
@@ -104,7 +104,7 @@ class Rule:
         """The only name that matches; None if several may."""
         if self.match.startswith("re:") or not ONE_NAME.fullmatch(self.match):
             return None
-        return re.sub(r"\[(.)\]", r"\1", self.match)
+        return bare(re.sub(r"\[(.)\]", r"\1", self.match))
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -112,11 +112,12 @@ class Rule:
 
     def fits(self, target: Target) -> bool:
         """Whether ``target`` has one of the kinds, and the pattern matches its full name or that of its module."""
-        names = (target.module, target.name)
         named = self.kinds is None and self._name is not None and is_router(target.module, target.shape)
         if not named and target.kind not in (self.kinds or KINDS[:-1]):
             return False
-        return any(map(self._pattern.fullmatch, names)) if self._name is None else self._name in names
+        if self._name is not None:
+            return self._name in target.names
+        return any(map(self._pattern.fullmatch, target.names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Recipe:
             (several if rule._name is None else named[rule._name]).append(at)
         found = []
         for target in targets:
-            tried = sorted({*several, *named.get(target.module, ()), *named.get(target.name, ())})
+            tried = sorted({*several, *itertools.chain(*(named.get(name, ()) for name in target.names))})
             found.append([at for at in tried if self.rules[at].fits(target)])
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 
 from torch import Tensor, nn
@@ -10,6 +11,11 @@ from torch import Tensor, nn
 KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
 """What a weight can be to its module. "other": of a module that is not known here, or a router, which chooses
 experts."""
+
+
+def bare(name: str) -> str:
+    """The name of a module or tensor without the parts that torch.compile(module) adds."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +41,13 @@ class Target:
     def name(self) -> str:
         """The name of the parameter in the model, such as "model.layers.0.mlp.up_proj.weight"."""
         return f"{self.module}.{self.param}" if self.module else self.param
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names by which a rule may call it: those of its module and its own, each also without what torch.compile
+        has added, so that a recipe fits a model whether or not parts of it are compiled."""
+        both = (self.module, self.name)
+        return tuple(dict.fromkeys((*both, *map(bare, both))))
 
     def weight(self, model: nn.Module) -> Tensor:
         return getattr(model.get_submodule(self.module), self.param)
