@@ -56,6 +56,15 @@ def test_a_sliding_window_limits_the_cache(kind: str, fields: dict[str, Any]) ->
         with_past(model)
 
 
+def test_a_model_that_asks_whether_its_cache_is_ready() -> None:
+    if not hasattr(transformers, "HrmTextForCausalLM"):
+        pytest.skip("this transformers has no such model")
+    model = model_of("HrmTextForCausalLM", config=transformers.HrmTextConfig, **DECODER)
+    assert_same_logits(model, 64, 40)
+    assert with_state(model, 64)
+    assert with_past(model)
+
+
 def test_a_model_that_sees_images_too_is_its_decoder() -> None:
     said = {"vision_config": transformers.CLIPVisionConfig(**IMAGES), "text_config": config(dtype="float32")}
     model = model_of("LlavaForConditionalGeneration", config=transformers.LlavaConfig, image_token_index=319, **said)
@@ -74,6 +83,7 @@ def test_a_model_that_sees_images_too_is_its_decoder() -> None:
             {"ffn_dim": 96, "word_embed_proj_dim": 64},
             "asks its cache how many positions it holds",
         ),
+        ("MiniMaxForCausalLM", "MiniMaxConfig", {}, "keeps what it has seen as MiniMaxCache"),
     ],
 )
 def test_what_a_program_cannot_have_is_refused(kind: str, config: str, fields: dict[str, Any], says: str) -> None:

@@ -27,7 +27,7 @@ SAMPLE = 5
 class Given:
     """One layer of a cache in preallocated memory, with the interface of transformers."""
 
-    is_compileable, is_sliding, is_initialized = True, False, True
+    is_compileable, is_sliding, is_initialized, supports_early_init = True, False, True, True
 
     def __init__(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         self.keys, self.values, self.positions = keys, values, positions
@@ -38,8 +38,8 @@ class Given:
         return self.keys, self.values
 
 
-KEYS_AND_VALUES = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-"""Class names in transformers of cache layers whose state is keys and values only."""
+KEYS_AND_VALUES = {"DynamicCache", "DynamicLayer", "DynamicSlidingWindowLayer"}
+"""Class names in transformers of a cache whose state is keys and values only, and of its layers."""
 ONLY = "only models with full attention and keys and values as their state can be exported so"
 
 
@@ -125,8 +125,9 @@ def states_of(model: Any, ids: Tensor) -> tuple[list[Tensor], Tensor]:
     """Keys and values of each layer after ``ids``, and the logits after the last id."""
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=True)
-    layers = cache_of(whole).layers
-    if other := {type(layer).__name__ for layer in layers} - KEYS_AND_VALUES:
+    cache = cache_of(whole)
+    layers = cache.layers
+    if other := {type(cache).__name__, *(type(layer).__name__ for layer in layers)} - KEYS_AND_VALUES:
         raise ExportError(f"this model keeps what it has seen as {', '.join(sorted(other))}: {ONLY}")
     return [part for layer in layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
 
