@@ -239,6 +239,19 @@ def test_a_config_prints_what_was_loaded(tmp_path: Path) -> None:
     assert repr(model.config).count("bitport") == 1  # as JSON: only the method
 
 
+def test_the_config_of_a_loaded_model_loads_another(tmp_path: Path) -> None:
+    """transformers asked it for its method as it asks the entry of a file, which it could not answer."""
+    made("llama", tmp_path / "float")
+    loaded(tmp_path / "float", BitportConfig("int4-g32")).save_pretrained(tmp_path / "out")
+    auto = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(tmp_path / "out")
+    again = auto.from_pretrained(tmp_path / "out", config=model.config)
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert repr(again.config.quantization_config) == repr(model.config.quantization_config)
+    with pytest.raises(ArgumentError, match="load a state_dict by load_state_dict"):
+        type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict())
+
+
 def test_backends_are_loaded_where_models_are_built() -> None:
     """from_pretrained loads them with meta as the default device, where tables would have no numbers."""
     code = "import torch, bitport.plugins\nwith torch.device('meta'): print(bitport.plugins.load())"

@@ -102,6 +102,10 @@ class BitportConfig(QuantizationConfigMixin):
         """The entry in config.json of a quantized model: only the method."""
         return dict(SAID)
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of that entry, for which from_pretrained takes what it finds in a config, also in that of a model."""
+        return self.to_dict().get(key, default)
+
 
 @register_quantizer(NAME)
 class Quantizer(Loading, HfQuantizer):
@@ -234,7 +238,12 @@ class Late(dict[str, Any]):
         return [(name, make()) for name, make in super().items()]
 
 
-def stored(model: Any, files: list[str], ties: dict[str, str]) -> Stored:
+def stored(model: Any, files: list[str] | None, ties: dict[str, str]) -> Stored:
+    if not files:
+        raise ArgumentError(
+            "the config is that of a checkpoint of bitport, which from_pretrained reads from a directory: load a "
+            "state_dict by load_state_dict into such a model, or give a config without quantization_config"
+        )
     if getattr(model.config, "distributed_config", None) is not None:
         raise ArgumentError(
             "a distributed_config (tp_plan) cuts tensors while they are read, which quantized ones are not: load "
