@@ -99,6 +99,18 @@ def test_save_model_makes_a_whole_directory(directory: Path, tmp_path: Path) -> 
     assert loaded.generation_config.repetition_penalty == 1.25
 
 
+def test_a_float_model_that_was_saved_over_a_quantized_one(directory: Path, tmp_path: Path) -> None:
+    """load_model, and with it the command line, gave the older one, and transformers the newer."""
+    model = pretrained(directory)
+    bp.quantize_(model, "int4")
+    hf.save_model(model, tmp_path)
+    pretrained(directory).save_pretrained(tmp_path)
+    with pytest.raises(BitportError, match=r"holds two models.*\(model\.safetensors\): remove bitport\.json, or"):
+        hf.load_model(tmp_path)
+    (tmp_path / "bitport.json").unlink()
+    assert torch.equal(logits(hf.load_model(tmp_path)), logits(pretrained(directory)))
+
+
 def test_what_is_no_model_of_transformers_is_refused_before_anything_is_written(
     directory: Path, tmp_path: Path
 ) -> None:

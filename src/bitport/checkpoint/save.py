@@ -78,12 +78,16 @@ def _check_free(directory: Path, *, overwrite: bool) -> None:
             f"{directory} names a file, and a checkpoint is a directory: leave out {directory.suffix!r}, or make that "
             f"directory first"
         )
-    ours = (directory / NAME).exists()
-    there = [name for name in WEIGHTS if (directory / name).exists() and not (ours and name == DIFFUSERS_INDEX)]
-    if there:
+    if there := others(directory):
         raise ArgumentError(f"{directory} holds another model already ({shortened(there)}); choose another directory")
-    if ours and not overwrite:
+    if (directory / NAME).exists() and not overwrite:
         raise ArgumentError(f"{directory} holds a checkpoint already; overwrite=True replaces it")
+
+
+def others(directory: Path) -> list[str]:
+    """The names of files there with weights of a model that is no checkpoint of bitport."""
+    ours = (directory / NAME).exists()
+    return [name for name in WEIGHTS if (directory / name).exists() and not (ours and name == DIFFUSERS_INDEX)]
 
 
 def _write(

@@ -25,6 +25,7 @@ from bitport.arguments import floats_of, path_of
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import SAID
 from bitport.checkpoint.parse import json_object, read_manifest
+from bitport.checkpoint.save import others
 from bitport.checkpoint.side_files import class_name
 from bitport.checkpoint.source import FETCH, Source
 from bitport.checkpoint.writer import SHARD_SIZE
@@ -101,6 +102,11 @@ def load_model(
     if device is not None:
         check_present(device)
     if (root / MANIFEST).is_file():
+        if there := others(root):
+            raise BitportError(
+                f"{root} holds two models, that of {MANIFEST} and one that was saved there by another program "
+                f"({shortened(there)}): remove {MANIFEST}, or the files of the other"
+            )
         model = empty_model(root, causal=causal)
         checkpoint.load(model, root, device=device, verify=verify, arrangement=arrangement(model))
     elif name := class_name(root):
