@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -303,3 +305,19 @@ def test_mapped_tensors_are_views_and_private(tmp_path: Path) -> None:
     again = bp.load(lambda: nn.Sequential(nn.Linear(64, 64, bias=False)), tmp_path, verify=True, mmap=False)
     assert torch.equal(again[0].weight, model[0].weight)
     assert again[0].weight.untyped_storage().nbytes() == again[0].weight.nbytes
+
+
+def test_a_loaded_model_is_shared_with_other_processes(saved: Path) -> None:
+    """What a file is mapped to was taken for shared memory: a model from a file could not be sent to another process
+    (OSError: Bad file descriptor), and share_memory() left each process with numbers of its own."""
+    model = bp.load(small, saved)
+    x = torch.randn(3, 64)
+    y = model(x)
+    assert not any(param.is_shared() for param in model.parameters())
+    assert torch.equal(model.share_memory()(x), y)
+    other = pickle.loads(ForkingPickler.dumps(model))
+    assert torch.equal(other(x), y)
+    with torch.no_grad():
+        model[1].bias.fill_(5)
+    assert other[1].bias.unique().tolist() == [5]
+    assert not torch.equal(bp.load(small, saved)[1].bias, model[1].bias)

@@ -78,6 +78,12 @@ def unfit(name: str) -> str | None:
     return None if name.isprintable() else "has characters that cannot be shown"
 
 
+def _mapped(path: Path, size: int) -> Tensor:
+    """The bytes of ``path``, mapped privately: writes stay in memory. By way of DLPack, since PyTorch takes whatever
+    from_file has mapped for memory that is shared between processes, and does not share it when it is asked to."""
+    return torch.from_dlpack(torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8))
+
+
 class SafetensorsReader:
     def __init__(
         self, path: Path, *, mapped: bool = False, start: int = 0, size: int | None = None, any_dtype: bool = False
@@ -99,8 +105,8 @@ class SafetensorsReader:
             if not 0 <= start <= start + self.size <= whole:
                 self._fail(f"{self.size} bytes from {start} on are not within its {whole} bytes")
             self.tensors = dict(self._spans())
-            if mapped:  # a private mapping: writes to a tensor stay in memory
-                self.mapped = torch.from_file(str(path), shared=False, size=whole, dtype=torch.uint8)
+            if mapped:
+                self.mapped = _mapped(path, whole)
         except BaseException:
             self.close()
             raise
