@@ -45,7 +45,7 @@ PLACES = {"reorder": PLACE, "order": tuple(range(PER_WORD))}
 class Reader(codec.Reader):
     known = (
         *("quant_method", "method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym", "version"),
-        *("format", "checkpoint_format", "pack_method", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"),
+        *("format", "checkpoint_format", "pack_method", "export", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"),
         *gptq.CHOOSING,
     )
     usual = gptq.USUAL

@@ -64,7 +64,7 @@ class Reader(codec.Reader):
     known = (
         *("quant_method", "fmt", "activation_scheme", "weight_block_size", "scale_fmt", "expert_dtype", SEMANTICS),
         *("quant_algo", "moe_quant_algo", "quantized_layers", *modelopt.CACHE, *modelopt.SAID_TWICE),
-        *("ignored_layers", "modules_to_convert", "dequantize", "extra_config", "packing_format"),
+        *("ignored_layers", "modules_to_convert", "dequantize", "extra_config", "packing_format", "export"),
         *("method", "format", "checkpoint_format", "weight_scale_method", "bits", "group_size", "sym", "data_type"),
         *("act_bits", "pack_dtype", "dynamic", *gptq.CHOOSING),
     )
