@@ -15,7 +15,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.interop.codec import Described, Reader
 from bitport.interop.sources import Readable, description
 from bitport.schemes import preset
-from bitport.schemes.recipe import expert_blocks
+from bitport.schemes.experts import expert_blocks
 from bitport.tensor import QTensor
 from bitport.tensor.aten import same_bits
 

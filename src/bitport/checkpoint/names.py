@@ -11,7 +11,7 @@ import torch
 from bitport.checkpoint.dtypes import WEIGHT_DTYPES
 from bitport.nn.targets import lie_transposed
 from bitport.schemes import Target
-from bitport.schemes.recipe import expert_blocks, is_router
+from bitport.schemes.experts import expert_blocks, is_router
 
 EMBEDDINGS = r"(\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|relative_attention_bias"
 

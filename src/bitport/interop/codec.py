@@ -172,7 +172,7 @@ def same_numbers(one: Format, other: Format) -> bool:
 
 def kind_of(name: str, shape: tuple[int, ...], blocks: Collection[str] | None = None) -> str:
     """The kind of a float weight with that name, as used in recipes: "linear", "embedding", "experts" .. ``blocks``: as
-    for is_router of bitport.schemes.recipe."""
+    for is_router of bitport.schemes.experts."""
     found = target_of(name, shape, torch.bfloat16, blocks=blocks)
     return found.kind if found else "other"
 

@@ -24,7 +24,7 @@ from bitport.interop.scales import Narrowed
 from bitport.interop.sources import Readable, description, source_of, upright
 from bitport.report.progress import progress as with_progress
 from bitport.report.text import size, table
-from bitport.schemes.recipe import expert_blocks
+from bitport.schemes.experts import expert_blocks
 from bitport.tensor import QTensor
 
 BITPORT = "bitport"

@@ -27,7 +27,7 @@ from bitport.interop.formats import READERS
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS
 from bitport.schemes import Scheme
-from bitport.schemes.recipe import expert_blocks
+from bitport.schemes.experts import expert_blocks
 from bitport.tensor import QTensor
 
 MISTRAL = "params.json"

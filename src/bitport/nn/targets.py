@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from bitport.errors import ArgumentError
 from bitport.nn.offloaded import refuse_offloaded
 from bitport.schemes import Target
-from bitport.schemes.recipe import EXPERT_NAMES, expert_blocks, is_router
+from bitport.schemes.experts import EXPERT_NAMES, expert_blocks, is_router
 
 WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.Linear, "weight", "linear"),

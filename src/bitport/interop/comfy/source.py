@@ -19,8 +19,8 @@ from bitport.interop.comfy.stored import INPUTS, ComfyWeight, is_role, stored_in
 from bitport.interop.diffusers_model import Component, unused_notes
 from bitport.interop.tracing import Run, TracedTensor, in_rows
 from bitport.numerics import FLOATS, Quantized
+from bitport.schemes.experts import expert_blocks
 from bitport.schemes.presets import TENSOR
-from bitport.schemes.recipe import expert_blocks
 from bitport.tensor import from_parts
 
 SUFFIX = ".safetensors"

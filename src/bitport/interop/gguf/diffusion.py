@@ -27,7 +27,7 @@ from bitport.interop.gguf.header import GgufTensor, Header
 from bitport.interop.gguf.source import check_types, parts_of, type_notes
 from bitport.interop.gguf.split_files import read_model
 from bitport.interop.tracing import Run, TracedTensor, in_rows
-from bitport.schemes.recipe import expert_blocks
+from bitport.schemes.experts import expert_blocks
 from bitport.tensor import from_parts
 
 SHAPE = "comfy.gguf.orig_shape."

@@ -26,7 +26,7 @@ from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.numerics import Quantized
 from bitport.numerics.codec import block_scale
 from bitport.schemes import Scheme
-from bitport.schemes.recipe import expert_blocks
+from bitport.schemes.experts import expert_blocks
 from bitport.tensor import from_parts
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
