@@ -133,6 +133,8 @@ GOALS = (
         "HQQ, GPTQ, AWQ",
         "faster than the peers' own code, and as exact",
         reached.algorithms,
+        "gptq also searches ranges and compares each row with rounding to nearest, for a smaller error than the peer's",
+        "python -m bench.algorithms gptq",
     ),
     Goal(
         "load to first token, mmap",
