@@ -97,12 +97,18 @@ def expected(model: nn.Module, names: list[list[str]]) -> dict[str, Tensor]:
 
 
 BLOCKS = [[f"layers.{at}.{part}.weight" for part in ("up", "down")] for at in range(3)]
+EVERY = [name for group in BLOCKS for name in group]
 
 
-def two(*args: Any) -> tuple[Model, Model]:
-    model, same = Model(*args), Model(*args)
+def two(*args: Any, kind: type[Model] = Model) -> tuple[Model, Model]:
+    model, same = kind(*args), kind(*args)
     same.load_state_dict(model.state_dict())
     return model, same
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
 
 
 @pytest.mark.parametrize("between", ["", "decided", "first kept"])
@@ -112,8 +118,7 @@ def test_each_block_sees_what_quantized_ones_give(block: type[Block], between: s
     model, same = two(block, between)
     found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
     assert list(found) == list(wanted)
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+    assert_close(found, wanted)
 
 
 def test_a_block_runs_twice_on_every_batch() -> None:
@@ -189,9 +194,8 @@ def test_no_block_runs_behind_the_last_that_is_watched() -> None:
 def test_what_a_model_does_between_blocks_is_not_lost(between: str) -> None:
     """In that case a block's inputs are those of the unchanged model."""
     model, same = two(Block, between)
-    found, wanted = grams(model, in_order=True), expected(same, [[name for group in BLOCKS for name in group]])
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+    found, wanted = grams(model, in_order=True), expected(same, [EVERY])
+    assert_close(found, wanted)
 
 
 WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -211,11 +215,9 @@ def test_a_tensor_of_the_model_that_an_output_is_written_to(way: str) -> None:
                 WRITES[way](kept, x)
             return self.head(x)
 
-    model, same = Keeping(), Keeping()
-    same.load_state_dict(model.state_dict())
-    found, wanted = grams(model, in_order=False), expected(same, [[name for group in BLOCKS for name in group]])
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+    model, same = two(kind=Keeping)
+    found, wanted = grams(model, in_order=False), expected(same, [EVERY])
+    assert_close(found, wanted)
 
 
 class Writing(Block):
@@ -240,11 +242,9 @@ class Modifying(Model):
 
 @pytest.mark.parametrize("block", [Writing, Careless])
 def test_an_input_that_a_block_modifies_for_others(block: type[Block]) -> None:
-    model, same = Modifying(block), Modifying(block)
-    same.load_state_dict(model.state_dict())
-    found, wanted = grams(model, in_order=False), expected(same, [[name for group in BLOCKS for name in group]])
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+    model, same = two(block, kind=Modifying)
+    found, wanted = grams(model, in_order=False), expected(same, [EVERY])
+    assert_close(found, wanted)
 
 
 class Opaque:
@@ -275,11 +275,9 @@ def test_tensors_that_lie_in_an_object(side: str) -> None:
                 x = layer(Opaque(x), shift)[0] if side == "takes" else layer(x, shift).x
             return self.head(x)
 
-    model, same = Wrapping(block), Wrapping(block)
-    same.load_state_dict(model.state_dict())
-    found, wanted = grams(model, in_order=False), expected(same, [[name for group in BLOCKS for name in group]])
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+    model, same = two(block, kind=Wrapping)
+    found, wanted = grams(model, in_order=False), expected(same, [EVERY])
+    assert_close(found, wanted)
 
 
 DECISIONS: dict[str, Callable[[Tensor], object]] = {
@@ -313,20 +311,17 @@ def test_a_model_that_decides_by_the_output_of_a_block(way: str) -> None:
                     shift = shift + 1.0
             return self.head(x)
 
-    model, same = Deciding(), Deciding()
-    same.load_state_dict(model.state_dict())
+    model, same = two(kind=Deciding)
     found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+    assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("between", ["twice", "again"])
 def test_a_block_that_is_called_twice(between: str) -> None:
     """For every batch, or only for a later one."""
     model, same = two(Block, between)
-    found, wanted = grams(model, in_order=True), expected(same, [[*BLOCKS[0], *BLOCKS[1], *BLOCKS[2], "head.weight"]])
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+    found, wanted = grams(model, in_order=True), expected(same, [[*EVERY, "head.weight"]])
+    assert_close(found, wanted)
 
 
 def test_blocks_are_the_children_of_the_outermost_lists() -> None:
@@ -368,10 +363,9 @@ def test_a_forward_of_one_module_alone_stays() -> None:
     put = [layer.forward for layer in model.layers]
     for each in (model, same):
         each.forward = functools.partial(without_scale, each)  # type: ignore[method-assign]
-    found, wanted = grams(model, in_order=False), expected(same, [[name for group in BLOCKS for name in group]])
+    found, wanted = grams(model, in_order=False), expected(same, [EVERY])
     assert [layer.forward for layer in model.layers] == put
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+    assert_close(found, wanted)
 
 
 def without_scale(model: Model, ids: Tensor) -> Tensor:

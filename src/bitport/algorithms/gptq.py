@@ -13,7 +13,7 @@ from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq_core import nearer, solve
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
-from bitport.numerics import Format, Params, Quantized, choose_qparams, quantize
+from bitport.numerics import Format, Quantized, choose_qparams, quantize
 
 KINDS = ("linear", "experts", "attention")
 """Kinds of weights whose error is that of a product with their inputs. (A recipe's DEFAULT_KINDS are the same ones, but
@@ -66,8 +66,7 @@ class GPTQ:
             return quantize(w, fmt)
         hessian = hessian_of(inputs, fmt, self.coarse, w.device)
         power = hessian.diagonal() + self.damping * hessian.diagonal().mean()
-        chosen = search(w, fmt, power) if self.clip else choose_qparams(w, fmt)
-        params = Params(*chosen)
+        params = search(w, fmt, power) if self.clip else choose_qparams(w, fmt)
         codes = solve(w, hessian, fmt, params, self.damping, self.block, self.sort)
         if self.clip:
             plain = choose_qparams(w, fmt)

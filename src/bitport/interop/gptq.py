@@ -54,8 +54,6 @@ CHOOSING = (
 """Settings by which AutoGPTQ, GPTQModel, transformers and AutoRound choose numbers, or load them. Those of inputs
 (act_..) have no effect without act_bits."""
 USUAL = {"data_type": "int", "act_bits": 16, "pack_dtype": "int32"}
-
-
 OF_LAYERS = ("bits", "group_size", "sym", "desc_act")
 
 

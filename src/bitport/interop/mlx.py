@@ -115,13 +115,13 @@ class Reader(codec.Reader):
         super().__init__(config, dtype)
         self.shift = "qbiases" if config.get("quant_method") == "metal" else "biases"
         self.common = Settings.of(self.said, "quantization")
-        self.own = {}
+        self.own: dict[str, Settings] = {}
+        """Path of a module -> its settings. The configuration also has true and false, for modules with the common
+        settings and for those that are not quantized."""
         for path, said in config.items():
             if isinstance(said, dict):
                 refuse_unknown(said, SETTINGS, f"quantization of {path}")
                 self.own[path] = Settings.of(said, f"quantization of {path}")
-        """Path of a module -> its settings. The configuration also has true and false, for modules with the common
-        settings and for those that are not quantized."""
         if config.get(INPUTS):
             raise CheckpointError(f"quantization: {INPUTS} rounds inputs too, in a way that is not read")
 

@@ -12,6 +12,7 @@ Declaring an op registers it with torch in the ``bitport`` namespace:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,7 +87,7 @@ class Op:
     composed: bool = False
     """Whether the generic kernel is composed of differentiable ops, which provide its gradients and transforms."""
 
-    @property
+    @functools.cached_property
     def arguments(self) -> dict[str, str]:
         """The type of each argument, by its name."""
         each = self.schema[1 : self.schema.index(")")].split(", ")

@@ -200,16 +200,15 @@ class Recipe:
 
     def _left(self, target: Target) -> str:
         """Why no rule fits ``target``."""
-        by_name = any(map(_is_by_name, self.rules))
-        if target.kind == "other" and is_router(target.module, target.shape):
-            left = "a scheme given by name leaves routers as they are" if by_name else "no rule fits this router"
-            return f"{left}; a rule with its name quantizes it"
-        if by_name:
-            left = f"a scheme given by name leaves {PLURALS[target.kind]} as they are"
-            more = target.note if target.kind == "other" else "a rule for them quantizes them"
-        else:
-            what = f"{target.kind} weight" if target.kind != "other" else "weight of a module of unknown type"
-            left, more = f"no rule fits this {what}", target.note if target.kind == "other" else ""
+        by_name, plural = any(map(_is_by_name, self.rules)), PLURALS[target.kind]
+        if target.kind != "other":
+            if by_name:
+                return f"a scheme given by name leaves {plural} as they are; a rule for them quantizes them"
+            return f"no rule fits this {target.kind} weight"
+        what, more = "weight of a module of unknown type", target.note
+        if is_router(target.module, target.shape):
+            what, plural, more = "router", "routers", "a rule with its name quantizes it"
+        left = f"a scheme given by name leaves {plural} as they are" if by_name else f"no rule fits this {what}"
         return f"{left}; {more}" if more else left
 
     def to_json(self) -> str:

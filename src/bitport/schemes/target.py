@@ -35,7 +35,7 @@ class Target:
     unfit: str = ""
     """Why it cannot be quantized; empty if it can."""
     note: str = ""
-    """What the user should know if it is quantized."""
+    """What the user should know of its module, if it is quantized or of the kind "other"."""
 
     @property
     def name(self) -> str:
