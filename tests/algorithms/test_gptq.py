@@ -16,7 +16,7 @@ from bitport.algorithms.gptq import hessian_of
 from bitport.algorithms.gptq_core import inverse_factor, objective, solve
 from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
-from bitport.numerics import Params, choose_qparams, quantize, quantize_codes
+from bitport.numerics import Format, Params, choose_qparams, dequantize, quantize, quantize_codes
 from bitport.schemes import preset
 
 from .weights import DTYPES, SCHEMES, inputs, output_error, seen, value, weight
@@ -163,6 +163,17 @@ def test_columns_that_are_never_used_are_rounded_plainly() -> None:
     params = choose_qparams(w, fmt)
     codes = solve(w, seen(inputs() * ~dead).gram, fmt, params)
     assert torch.equal(codes[:, dead], quantize_codes(w, fmt, *params)[:, dead])
+
+
+@pytest.mark.parametrize("dtype", ["int1", "ggml_iq3s", "int4", "float4_e2m1"])
+def test_a_block_of_zeros_stays_one_and_spoils_no_other(dtype: str) -> None:
+    """Types without a code for zero give it a scale of zero, by which nothing can be divided."""
+    w, x, fmt = weight(), inputs(), Format(dtype=dtype, block=(1, 50))
+    w[:, :50] = 0
+    ours = dequantize(GPTQ(clip=False, coarse=0.0).solve(w, fmt, seen(x)), fmt, *w.shape)
+    plain = dequantize(quantize(w, fmt), fmt, *w.shape)
+    assert not bool(ours[:, :50].any())
+    assert float(output_error(w, ours.double(), x).sum()) < float(output_error(w, plain.double(), x).sum())
 
 
 def test_a_hessian_that_cannot_be_mended() -> None:

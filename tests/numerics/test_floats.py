@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bitport.numerics import Rounding, decode, encode, number_type
+from bitport.numerics.floats import nearest_value
 from bitport.numerics.rounding import ROUNDINGS
 
 SIGNED = {
@@ -205,3 +206,11 @@ def test_wrong_input_is_named() -> None:
     with pytest.raises(ValueError, match="generator"):
         encode(torch.zeros(1), "float8_e4m3", rounding="stochastic")
     assert "stochastic" in ROUNDINGS
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_the_nearest_value_is_that_of_the_code(name: str) -> None:
+    number, x = number_type(name), torch.cat([random_float32(), ties(name)])
+    x = x[~x.isnan()]
+    assert torch.equal(nearest_value(x, number, torch.empty_like(x)), decode(encode(x, number), number))
+    assert bool(nearest_value(torch.tensor([torch.nan]), number, torch.empty(1)).isnan())

