@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitport.calibrate.blocks import blocks_of, in_use, measured
@@ -150,11 +151,16 @@ def _then(last: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(12, 12), last)
 
 
+def _pooling(*size: int | None) -> nn.Module:
+    return nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.AdaptiveAvgPool2d(size))
+
+
 LIKE: dict[str, tuple[tuple[int, ...], list[nn.Module]]] = {
     "setting": ((2, 4, 12), [nn.Conv1d(4, 4, 3, padding=1), nn.Conv1d(4, 4, 3, stride=2, padding=1), nn.Linear(6, 2)]),
     "number": ((2, 6, 4), [Reshaping(2), Reshaping(4), nn.Flatten(1), nn.Linear(12, 2)]),
     "part": ((5, 12), [_then(nn.ReLU()), _then(nn.Unflatten(1, (4, 3))), nn.Linear(3, 2)]),
     "no weights": ((5, 12), [nn.Unflatten(-1, (3, 4)), nn.Flatten(1), nn.Unflatten(-1, (4, 3)), nn.Linear(3, 2)]),
+    "open setting": ((5, 4, 6), [_pooling(None, 6), _pooling(None, 2), nn.Linear(2, 2)]),
     "function": ((5, 12), [Apply(torch.relu), Apply(lambda x: x[:, :3]), nn.Linear(3, 2)]),
 }
 
@@ -201,6 +207,7 @@ def test_what_a_model_does_between_blocks_is_not_lost(between: str) -> None:
 WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
     "copy_": lambda kept, x: kept.copy_(x.mean((0, 1)).repeat(2)),
     "__setitem__": lambda kept, x: kept.__setitem__(slice(8), x.mean((0, 1))),
+    "__ior__": lambda kept, x: kept.view(torch.int32).__ior__((x.mean((0, 1)).repeat(2) > 0) * 0x3F800000),  # 1.0
     "out": lambda kept, x: torch.mul(x.mean((0, 1)).repeat(2), 3.0, out=kept),
 }
 
@@ -217,6 +224,52 @@ def test_a_tensor_of_the_model_that_an_output_is_written_to(way: str) -> None:
 
     model, same = two(kind=Keeping)
     found, wanted = grams(model, in_order=False), expected(same, [EVERY])
+    assert_close(found, wanted)
+
+
+AFTER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "added": lambda x, own: own + x,
+    "joined": lambda x, own: torch.cat((own, x), dim=-1)[..., 4:12],
+    "looked up": lambda x, own: own[0][x.argmax(-1) % 5] + x,
+    "written": lambda x, own: x.mul_(own),
+    "keyword": lambda x, own: F.layer_norm(x, (8,), weight=own[0, 0]),
+}
+
+
+@pytest.mark.parametrize("way", AFTER)
+def test_what_a_model_does_with_its_own_tensors_after_the_blocks(way: str) -> None:
+    """It hides nothing from them: their inputs are those that quantized ones give."""
+
+    class Skipping(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            own = self.embed(ids)
+            x, shift = own.clone(), torch.zeros(16)
+            for layer in self.layers:
+                x, _ = layer(x, shift)
+            return self.head(AFTER[way](x, own))
+
+    model, same = two(kind=Skipping)
+    found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
+    assert_close(found, wanted)
+
+
+class Flagged(Block):
+    def forward(self, x: Tensor, shift: Tensor, scale: float = 1.0, first: Any = None) -> Any:
+        found = super().forward(x, shift, scale)
+        return (first, *found) if first else found
+
+
+@pytest.mark.parametrize("flag", [True, "all"])
+def test_a_block_that_returns_more_if_a_flag_says_so(flag: Any) -> None:
+    class Flagging(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            x, shift = self.embed(ids).clone(), torch.zeros(16)
+            for at, layer in enumerate(self.layers):
+                x = layer(x, shift, first=flag if at == 1 else type(flag)())[-2]
+            return self.head(x)
+
+    model, same = two(Flagged, kind=Flagging)
+    found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
     assert_close(found, wanted)
 
 
@@ -261,7 +314,7 @@ class Opened(Block):
 
     def forward(self, x: Any, shift: Tensor, scale: float = 1.0) -> Any:
         x, count = super().forward(x.x if self.takes else x, shift, scale)
-        return Opaque(x) if self.gives else (x, count)
+        return Opaque(x) if self.gives else x, count
 
 
 @pytest.mark.parametrize("side", ["takes", "gives"])
@@ -272,7 +325,7 @@ def test_tensors_that_lie_in_an_object(side: str) -> None:
         def forward(self, ids: Tensor) -> Tensor:
             x, shift = self.embed(ids).clone(), torch.ones(16)
             for layer in self.layers:
-                x = layer(Opaque(x), shift)[0] if side == "takes" else layer(x, shift).x
+                x = layer(Opaque(x), shift)[0] if side == "takes" else layer(x, shift)[0].x
             return self.head(x)
 
     model, same = two(block, kind=Wrapping)

@@ -37,6 +37,9 @@ DECIDES = {
 """Functions that give numbers of a tensor, or its memory, to code that is not torch's; and copies, which are made of
 tensors in an object."""
 
+WRITES = {"__setitem__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}
+"""Functions that write to their first argument, besides those called ``name_``."""
+
 INDICES = ("idx", "index", "id", "number", "layer")
 """Last words of attribute names that hold the index of a layer."""
 
@@ -49,12 +52,12 @@ class StandIn(Tensor):
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        writes = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+        writes = (name.endswith("_") and not name.endswith("__")) or name in WRITES
         written = tree_leaves((args[:1] if writes else (), (kwargs or {}).get("out")))
         others = any(isinstance(each, Tensor) and not isinstance(each, StandIn) for each in written)
         if name in DECIDES or others:
             raise Between(name)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 class Shape:
@@ -106,17 +109,19 @@ def kind_of(block: nn.Module) -> object:
     if not tensors:
         return object()
     parts = tuple((type(part), _settings(part)) for part in block.modules())
-    return parts, tuple((name, tuple(tensor.shape)) for name, tensor in tensors)
+    return parts, tuple((name, tensor.shape) for name, tensor in tensors)
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, str], ...]:
     """Settings except the index of a layer, which affects no shape and would make every block unique."""
-    plain = {name: value for name, value in vars(module).items() if _is_plain(value)}
-    return tuple((name, repr(plain[name])) for name in sorted(plain) if name.rpartition("_")[2] not in INDICES)
+    settings = ((name, value) for name, value in vars(module).items() if name.rpartition("_")[2] not in INDICES)
+    return tuple((name, repr(value)) for name, value in settings if _is_plain(value))
 
 
 def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if isinstance(value, (tuple, list)) else isinstance(value, (int, float, str))
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (int, float, str))
 
 
 def look_of(given: Any) -> object:
@@ -129,4 +134,4 @@ def _looks(leaf: Any) -> Any:
     """Include flags and names, which may affect the structure of an output, but not numbers such as a layer index."""
     if isinstance(leaf, Tensor):
         return f"{tuple(leaf.shape)} {leaf.dtype} {leaf.device}"
-    return repr(leaf) if leaf is None or isinstance(leaf, (bool, str)) else type(leaf).__name__
+    return repr(leaf) if isinstance(leaf, (bool, str)) else type(leaf).__name__
