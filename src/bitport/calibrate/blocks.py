@@ -93,19 +93,18 @@ class Walk:
         last = self._last(self.wanted)
         first = self._first()
         for at, name in enumerate(self.order[first:], first):
-            previous = self.order[at - 1] if at else None
             with self.place.inside(name):
                 if not self.place.done(name):
                     yield from self._watched(name, self._calls(at), self.targets[name])
                 if at < last:
                     self._run(at)
                 self.place.finish(name)
-            if previous:
-                self.store.drop(previous)
-            elif at + 1 < len(self.order):
-                self._forget_first(at + 1)
+            if at:
+                self.store.drop(self.order[at - 1])
+            else:
+                self._forget_first()
         if not self.place.done(REST):
-            yield from self._rest(last == len(self.order))
+            yield from self._rest()
             self.place.finish(REST)
 
     def magnitudes(self, targets: Sequence[Target]) -> Iterator[dict[str, Magnitudes]]:
@@ -164,13 +163,13 @@ class Walk:
         done = [at for at, name in enumerate(self.order) if self.place.done(name) and self.store.holds(name)]
         return done[-1] + 1 if done else 0
 
-    def _forget_first(self, later: int) -> None:
+    def _forget_first(self) -> None:
         """Drop tensors that only the first block is given, such as the embedded tokens."""
 
         def forget() -> None:
             for batch in range(len(self.batches)):
                 held = self.store.get(GIVEN, batch)
-                used = {at for name in self.order[later:] for at in self.record.uses(batch, name, Given)}
+                used = {at for name in self.order[1:] for at in self.record.uses(batch, name, Given)}
                 if set(held) - used:
                     self.store.put(GIVEN, batch, {at: held[at] for at in used})
 
@@ -211,13 +210,12 @@ class Walk:
                 f"{type(self.model).__name__} uses the outputs of more blocks than its last: load the whole model"
             ) from error
 
-    def _rest(self, runs: bool) -> Measured:
-        batches = self.batches if runs else ()
+    def _rest(self) -> Measured:
         with self._outside():
             try:
-                yield from self._watched(REST, batches, self.rest, self._around())
+                yield from self._watched(REST, self.batches, self.rest, self._around())
             except Between:
-                yield from self._watched(REST, batches, self.rest)
+                yield from self._watched(REST, self.batches, self.rest)
 
     def _watched(
         self, step: str, batches: Iterable[Any], targets: list[Target], work: Iterator[None] | None = None
