@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import bitport as bp
@@ -16,7 +17,7 @@ from bitport.layouts import large_pages
 from bitport.numerics import NUMBER_TYPES, Format, NumberType, Quantized
 from bitport.ops import decide, select, use_kernel
 from bitport.ops.convert import format_json, from_list
-from bitport.schemes import PRESETS, preset
+from bitport.schemes import PRESETS, Scheme, preset
 from tests.backends.taken import compiled
 
 pytestmark = compiled
@@ -180,3 +181,20 @@ def test_an_empty_matrix_is_refused() -> None:
     refused = decide("quantize", torch.empty(0, 16), format_json(preset("int4-g16").weight))
     assert refused.kernel == "generic"
     assert refused.refused == (("native", "an empty matrix has nothing to round: [0, 16]"),)
+
+
+def test_a_new_number_type_goes_to_the_generic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native ones decode floats of 8 bits as e4m3 or e5m2, whatever they are called."""
+    new = NumberType("float8_e3m4", 8, "float", exponent_bits=3, mantissa_bits=4, bias=3, specials="ieee")
+    monkeypatch.setitem(NUMBER_TYPES, new.name, new)
+    fmt, x = Format(dtype=new.name), torch.randn(64, 96)
+    refused = decide("quantize", x, format_json(fmt))
+    assert refused.kernel == "generic"
+    assert refused.refused == (("native", f"the native library does not encode {new.name}"),)
+    weight = bp.quantize_tensor(x, Scheme(weight=fmt))
+    assert weight.bits_layout == "plain"
+    value = weight.dequantize()
+    # half a step: 2^-5 of a normal number, 2^-7 of the scale below; and what float32 division and product add
+    assert ((value - x).abs() <= torch.maximum(x.abs() * 2.0**-5, weight.scale * 2.0**-7) * (1 + 2.0**-20)).all()
+    rows = torch.randn(4, 96)
+    assert torch.allclose(F.linear(rows, weight), rows @ value.T, rtol=0, atol=96 * 2.0**-23 * 16)

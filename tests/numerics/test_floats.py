@@ -5,19 +5,24 @@ import numpy as np
 import pytest
 import torch
 
-from bitport.numerics import Rounding, decode, encode, number_type
+from bitport.numerics import NumberType, Rounding, decode, encode, number_type
 from bitport.numerics.floats import nearest_value
 from bitport.numerics.rounding import ROUNDINGS
+from tests.numerics.judges import JUDGES, NEW
 
-SIGNED = {
-    "float8_e4m3": ml_dtypes.float8_e4m3fn,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-    "float6_e2m3": ml_dtypes.float6_e2m3fn,
-    "float6_e3m2": ml_dtypes.float6_e3m2fn,
-    "float4_e2m1": ml_dtypes.float4_e2m1fn,
+SIGNED: dict[str | NumberType, type] = {
+    **{name: judge for name, judge in JUDGES.items() if name != "float8_e8m0"},
+    NEW: ml_dtypes.float8_e3m4,
 }
-E8M0 = ml_dtypes.float8_e8m0fnu
-HAVE_NAN = ("float8_e4m3", "float8_e5m2")
+E8M0 = JUDGES["float8_e8m0"]
+
+
+def id_of(name: str | NumberType) -> str:
+    return number_type(name).name
+
+
+def has_nan(name: str | NumberType) -> bool:
+    return number_type(name).specials != "none"
 
 
 def all_bits(dtype: torch.dtype) -> torch.Tensor:
@@ -33,7 +38,7 @@ def random_float32() -> torch.Tensor:
     return torch.from_numpy(np.concatenate([bits, near, subnormal]).view(np.float32))
 
 
-def ties(name: str) -> torch.Tensor:
+def ties(name: str | NumberType) -> torch.Tensor:
     """Every value of the type, every midpoint, and the float32 neighbours of both; then beyond the largest."""
     values = np.sort(np.unique(decode(torch.arange(1 << number_type(name).bits, dtype=torch.uint8), name).numpy()))
     values = values[np.isfinite(values)]
@@ -52,7 +57,7 @@ INPUTS = {
 }
 
 
-def judge(x: torch.Tensor, name: str, saturate: bool) -> np.ndarray:
+def judge(x: torch.Tensor, name: str | NumberType, saturate: bool) -> np.ndarray:
     number, values = number_type(name), x.to(torch.float32).numpy()
     if saturate:
         values = np.clip(values, -number.max, number.max)
@@ -60,8 +65,8 @@ def judge(x: torch.Tensor, name: str, saturate: bool) -> np.ndarray:
         return values.astype(SIGNED[name]).view(np.uint8)
 
 
-@pytest.mark.parametrize("name", [*SIGNED, "float8_e8m0"])
-def test_decode_all_codes(name: str) -> None:
+@pytest.mark.parametrize("name", [*SIGNED, "float8_e8m0"], ids=id_of)
+def test_decode_all_codes(name: str | NumberType) -> None:
     codes = np.arange(1 << number_type(name).bits, dtype=np.uint8)
     expected = codes.view(SIGNED.get(name, E8M0)).astype(np.float32)
     value = decode(torch.from_numpy(codes), name).numpy()
@@ -71,14 +76,14 @@ def test_decode_all_codes(name: str) -> None:
 
 @pytest.mark.parametrize("saturate", [True, False], ids=["saturate", "overflow"])
 @pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("name", SIGNED)
-def test_encode_against_ml_dtypes(name: str, inputs: str, saturate: bool) -> None:
+@pytest.mark.parametrize("name", SIGNED, ids=id_of)
+def test_encode_against_ml_dtypes(name: str | NumberType, inputs: str, saturate: bool) -> None:
     """NaN is compared separately: its payload is undefined. For types without NaN, ml_dtypes gives -0 and bitport code
     0."""
     x = INPUTS[inputs](name)
     codes, nan = encode(x, name, saturate=saturate), x.isnan()
     np.testing.assert_array_equal(codes[~nan].numpy(), judge(x, name, saturate)[~nan.numpy()])
-    if name in HAVE_NAN:
+    if has_nan(name):
         assert decode(codes[nan], name).isnan().all()
         assert torch.equal(codes[nan] >> 7 == 1, x[nan].signbit())
     else:
@@ -86,12 +91,12 @@ def test_encode_against_ml_dtypes(name: str, inputs: str, saturate: bool) -> Non
 
 
 @pytest.mark.parametrize("mode", ROUNDINGS)
-@pytest.mark.parametrize("name", SIGNED)
-def test_nan_of_either_sign_and_any_payload(name: str, mode: Rounding) -> None:
+@pytest.mark.parametrize("name", SIGNED, ids=id_of)
+def test_nan_of_either_sign_and_any_payload(name: str | NumberType, mode: Rounding) -> None:
     """Processors differ in the sign of the NaN that they compute, so a type without NaN has one code for both."""
     x = torch.tensor([0x7F800001, 0x7FFFFFFF, -0x7FFFFF, -1], dtype=torch.int32).view(torch.float32)
     codes = encode(x, name, mode, saturate=False, generator=torch.Generator().manual_seed(0))
-    assert decode(codes, name).isnan().all() if name in HAVE_NAN else not codes.any()
+    assert decode(codes, name).isnan().all() if has_nan(name) else not codes.any()
 
 
 @pytest.mark.parametrize("inputs", ["bfloat16", "float16", "float32"])
@@ -127,7 +132,7 @@ def test_integer_path_is_the_same_as_torchs_cast(name: str) -> None:
     assert torch.equal(encode(x, name), encode(x, name, saturate=False))
 
 
-def expected_by_search(x: np.ndarray, name: str, mode: str) -> np.ndarray:
+def expected_by_search(x: np.ndarray, name: str | NumberType, mode: str) -> np.ndarray:
     """Find the two neighbours of x in the sorted float64 table of values, then choose by the mode."""
     number = number_type(name)
     table = np.array([number.float_value(code) for code in range(number.max_code + 1)])
@@ -146,8 +151,8 @@ def expected_by_search(x: np.ndarray, name: str, mode: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", ["floor", "ceil", "toward_zero", "half_away"])
-@pytest.mark.parametrize("name", SIGNED)
-def test_other_modes_against_a_search(name: str, mode: Rounding) -> None:
+@pytest.mark.parametrize("name", SIGNED, ids=id_of)
+def test_other_modes_against_a_search(name: str | NumberType, mode: Rounding) -> None:
     x = torch.cat([ties(name), random_float32()[::5]])
     x = x[x.isfinite()]
     value = decode(encode(x, name, rounding=mode), name).double().numpy()
@@ -165,8 +170,8 @@ def test_other_modes_of_e8m0(mode: Rounding) -> None:
     assert (encode(x, "float8_e8m0", rounding=mode).int() - 127).tolist() == exponent
 
 
-@pytest.mark.parametrize("name", [*SIGNED, "float8_e8m0"])
-def test_stochastic_is_unbiased(name: str) -> None:
+@pytest.mark.parametrize("name", [*SIGNED, "float8_e8m0"], ids=id_of)
+def test_stochastic_is_unbiased(name: str | NumberType) -> None:
     """n draws of a value at the fraction p between neighbours: the mean count of "up" has deviation sqrt(p(1-p)/n)."""
     number, draws = number_type(name), 10_000
     low = torch.tensor([number.smallest if name == "float8_e8m0" else 0.0, 1.0, number.max / 4])
@@ -208,8 +213,8 @@ def test_wrong_input_is_named() -> None:
     assert "stochastic" in ROUNDINGS
 
 
-@pytest.mark.parametrize("name", SIGNED)
-def test_the_nearest_value_is_that_of_the_code(name: str) -> None:
+@pytest.mark.parametrize("name", SIGNED, ids=id_of)
+def test_the_nearest_value_is_that_of_the_code(name: str | NumberType) -> None:
     number, x = number_type(name), torch.cat([random_float32(), ties(name)])
     x = x[~x.isnan()]
     assert torch.equal(nearest_value(x, number, torch.empty_like(x)), decode(encode(x, number), number))

@@ -4,15 +4,7 @@ import pytest
 import torch
 
 from bitport.numerics import NUMBER_TYPES, number_type
-
-JUDGES = {
-    "float8_e4m3": ml_dtypes.float8_e4m3fn,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-    "float6_e2m3": ml_dtypes.float6_e2m3fn,
-    "float6_e3m2": ml_dtypes.float6_e3m2fn,
-    "float4_e2m1": ml_dtypes.float4_e2m1fn,
-    "float8_e8m0": ml_dtypes.float8_e8m0fnu,
-}
+from tests.numerics.judges import JUDGES
 
 
 @pytest.mark.parametrize("name", JUDGES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -12,29 +11,21 @@ import torch
 from bitport.numerics import NUMBER_TYPES, Quantized, number_type
 from bitport.numerics.codebooks import NF4
 from bitport.ops.reference import code_value, value_of
-
-PEERS = {
-    "float8_e4m3": ml_dtypes.float8_e4m3fn,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-    "float6_e2m3": ml_dtypes.float6_e2m3fn,
-    "float6_e3m2": ml_dtypes.float6_e3m2fn,
-    "float4_e2m1": ml_dtypes.float4_e2m1fn,
-    "float8_e8m0": ml_dtypes.float8_e8m0fnu,
-}
+from tests.numerics.judges import JUDGES
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", JUDGES)
 def test_every_code_of_a_float_type(name: str) -> None:
     number = number_type(name)
     codes = np.arange(1 << number.bits, dtype=np.uint8)
-    peer = codes.view(PEERS[name]).astype(np.float64)
+    judged = codes.view(JUDGES[name]).astype(np.float64)
     ours = np.array([code_value(number, int(code)) for code in codes])
-    np.testing.assert_array_equal(ours, peer)
-    assert np.array_equal(np.signbit(ours[~np.isnan(ours)]), np.signbit(peer[~np.isnan(peer)]))
+    np.testing.assert_array_equal(ours, judged)
+    assert np.array_equal(np.signbit(ours[~np.isnan(ours)]), np.signbit(judged[~np.isnan(judged)]))
 
 
-def test_every_float_type_has_a_peer() -> None:
-    assert {name for name, number in NUMBER_TYPES.items() if number.kind == "float"} == set(PEERS)
+def test_every_float_type_has_a_judge() -> None:
+    assert {name for name, number in NUMBER_TYPES.items() if number.kind == "float"} == set(JUDGES)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

@@ -8,6 +8,7 @@ import pytest
 
 from bitport.errors import SchemeError
 from bitport.numerics import STATIC, Format
+from bitport.numerics.format import FLOAT8_SCALES
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.schemes.presets import name_of
 
@@ -70,8 +71,8 @@ def test_suffixes_mean_what_they_say_and_names_come_back(base: str) -> None:
         if end == "-static":
             assert (scheme.act, scheme.static) == (PRESETS[base].act, True)
         assert preset(name_of(scheme)) == scheme
-    number = PRESETS[base].weight.number
-    zeros = 4 if number.kind == "int" else 2  # no suffix and -sym fit every type
+    weight = PRESETS[base].weight
+    zeros = 4 if weight.number.kind == "int" and weight.scale not in FLOAT8_SCALES else 2  # no suffix and -sym fit all
     ends = 3 if PRESETS[base].act in STATIC else 2
     assert understood == len(BLOCKS) * zeros * ends
 

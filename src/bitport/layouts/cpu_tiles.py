@@ -29,6 +29,9 @@ from bitport.numerics.packing import as_bytes
 
 TILE = 32
 DIGITS = (8, 4, 2, 1)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""The storage of floats of 8 bits that the kernels decode by their fields. They take every integer, and look up codes
+of other types in a table if those have up to 4 bits, or 6."""
 UNIT = 16
 """The group size must be a multiple of this many columns."""
 
@@ -90,6 +93,9 @@ def refuses_matrix(matrix: Matrix) -> str | None:
     """Why the layout cannot hold such a matrix, whatever the dtypes of its parts, or None."""
     if matrix.dtype not in NUMBER_TYPES:
         return f"{matrix.dtype} is for states of optimizers; no product takes it"
+    number = NUMBER_TYPES[matrix.dtype]
+    if number.kind != "int" and number.bits > 4 and number.bits != 6 and number.storage not in FLOAT8:
+        return f"the native kernels do not decode {matrix.dtype}"
     if matrix.block_k % UNIT and matrix.block_k < matrix.k:
         return f"a group must be a multiple of {UNIT} columns or the whole row, not {matrix.block_k} of {matrix.k}"
     return None if matrix.k and matrix.n else f"an empty matrix has no tiles: {matrix.n}x{matrix.k}"

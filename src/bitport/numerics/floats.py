@@ -57,7 +57,7 @@ def encode(
         return _encode_e8m0(x, number, rounding, saturate, generator)
     if rounding == "half_even" and number.specials == "none":
         return _encode_by_thresholds(x, number)
-    if rounding == "half_even" and saturate:
+    if rounding == "half_even" and saturate and number.storage != torch.uint8:
         return x.clamp(-number.max, number.max).to(number.storage).view(torch.uint8)
     bits = x.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
@@ -109,8 +109,9 @@ def _encode_e8m0(x: Tensor, number: NumberType, rounding: Rounding, saturate: bo
 def decode(codes: Tensor, number: NumberType | str) -> Tensor:
     """float32 values of uint8 codes; exact, since float32 represents every value of these types.
 
-    fp6 and fp4 are computed as significand * 2^exponent with the power of two built from its bits, so no intermediate
-    float32 is subnormal and devices that flush subnormals give the same result. (e8m0's 2^-127 is itself subnormal.)"""
+    Types that torch does not have are computed as significand * 2^exponent with the power of two built from its bits,
+    so no intermediate float32 is subnormal and devices that flush subnormals give the same result. (e8m0's 2^-127 is
+    itself subnormal.)"""
     number = _float_number(number)
     if not number.signed:
         code = codes.to(torch.int32)
@@ -124,7 +125,12 @@ def decode(codes: Tensor, number: NumberType | str) -> Tensor:
     significand = magnitude - ((exponent - 1) << number.mantissa_bits)
     power = (exponent.to(torch.int32) + (127 - number.bias - number.mantissa_bits)) << 23
     sign = (codes & sign_bit).to(torch.int32) << (32 - number.bits)
-    return significand.to(torch.float32) * (power | sign).view(torch.float32)
+    value = significand.to(torch.float32) * (power | sign).view(torch.float32)
+    if number.specials == "none":
+        return value
+    nan = (magnitude > number.max_code + (number.specials == "ieee")).to(torch.int32)
+    special = (sign | 0x7F800000 | nan << 22).view(torch.float32)
+    return torch.where(magnitude > number.max_code, special, value)
 
 
 def nearest_value(x: Tensor, number: NumberType, out: Tensor) -> Tensor:

@@ -61,17 +61,24 @@ def _described(fmt: Format, n: int, k: int, dtype: torch.dtype) -> FormatOfWeigh
     )
 
 
-def refuses(value: Tensor, fmt: str) -> str | None:
-    if (dtype := parse_format(fmt).dtype) not in NUMBER_TYPES:
-        return f"{dtype} is for states of optimizers; no weight is rounded to it"
-    return None if value.numel() else f"an empty matrix has nothing to round: {[*value.shape]}"
-
-
 def register(library: Library) -> None:
     functions, pointer, i32, i64 = library.functions, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     call = functions.bitport_quantize
     call.argtypes = [ctypes.POINTER(FormatOfWeight), pointer, i32, i64, i64, *[pointer] * 4, i32, i32]
     call.restype = i32
+
+    @functools.cache
+    def encodes(text: str, dtype: torch.dtype) -> bool:
+        """Ask by a call without rows, which checks the format and writes nothing."""
+        described = _described(parse_format(text), 0, 1, dtype)
+        return call(described, None, TYPES[dtype], 0, 1, *[None] * 4, 1, library.isa) == 0
+
+    def refuses(value: Tensor, text: str) -> str | None:
+        if (dtype := parse_format(text).dtype) not in NUMBER_TYPES:
+            return f"{dtype} is for states of optimizers; no weight is rounded to it"
+        if not encodes(text, value.dtype):
+            return f"the native library does not encode {dtype}"
+        return None if value.numel() else f"an empty matrix has nothing to round: {[*value.shape]}"
 
     def run(value: Tensor, text: str) -> list[Tensor]:
         fmt, dtype = parse_format(text), value.dtype
