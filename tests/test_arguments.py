@@ -179,7 +179,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[BitportError], str]] = {
     "weight": (lambda: Scheme(weight="int4"), SchemeError, "a scheme's weight is a Format, not 'int4'"),
     "act": (lambda: Scheme(weight=Format(dtype="int8"), act=None), SchemeError, "unknown activation None"),
     "acts": (lambda: Scheme(weight=Format(dtype="int8"), act=["int8"]), SchemeError, "unknown activation \\['int8'\\]"),
-    "json": (lambda: Scheme.from_json(None), SchemeError, "not a scheme"),
+    "json": (lambda: Scheme.from_json(None), SchemeError, "the scheme is not JSON"),
     "kinds": (lambda: Rule("*", "int4", 3), RecipeError, "kinds is a tuple of names, not 3"),
     "meta": (lambda: package(Method(model(), ()), "a.pt2", meta=3), ArgumentError, "meta is a dictionary"),
     "weights": (

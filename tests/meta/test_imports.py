@@ -13,7 +13,7 @@ from .tree import imported, modules, part
 
 ORDER = (
     ("errors",),
-    ("plugins", "arguments", "optional"),
+    ("plugins", "arguments", "optional", "json_text"),
     ("numerics",),
     ("schemes", "layouts"),
     ("tensor",),

@@ -14,9 +14,10 @@ import torch
 from bitport.arguments import path_of
 from bitport.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES, countable
 from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
-from bitport.checkpoint.safetensors_reader import named, unique
+from bitport.checkpoint.safetensors_reader import named
 from bitport.checkpoint.shards import inside
 from bitport.errors import CheckpointError, SchemeError
+from bitport.json_text import parsed
 from bitport.schemes import Scheme
 from bitport.tensor import PARTS
 
@@ -57,15 +58,12 @@ def json_object(path: Path) -> dict[str, Any]:
         text = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return parsed(text, str(path))
+    return parsed_object(text, str(path))
 
 
-def parsed(text: str | bytes, name: str) -> dict[str, Any]:
+def parsed_object(text: str | bytes, name: str) -> dict[str, Any]:
     """The object in JSON of others. ``name``: of the file or tensor that holds it."""
-    try:
-        found = json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} is not JSON: {error}") from error
+    found = parsed(text, name, CheckpointError)
     if not isinstance(found, dict):
         raise CheckpointError(f"{name} is JSON, but no object: it holds {type(found).__name__}")
     return found

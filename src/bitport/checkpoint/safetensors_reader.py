@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bitport.checkpoint.dtypes import READABLE, countable, from_bytes
 from bitport.errors import CheckpointError
+from bitport.json_text import unique
 
 LONGEST = 1000
 """Characters of a tensor's name. Patterns are searched in names, some of which take the square of that in time."""
@@ -49,16 +50,6 @@ def check_regular(path: Path) -> None:
     """CheckpointError if ``path`` exists and is not a regular file: opening a pipe would block until someone writes."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a regular file; give one")
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object; ValueError for a duplicate key, which programs resolve differently."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"a key appears twice in one object: {reprlib.repr(key)}")
-        found[key] = value
-    return found
 
 
 def named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

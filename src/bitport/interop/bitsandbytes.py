@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.parse import parsed
+from bitport.checkpoint.parse import parsed_object
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
@@ -206,7 +206,7 @@ class State:
     def of(cls, tensor: Tensor, name: str) -> State:
         if tensor.dtype != torch.uint8 or tensor.dim() != 1 or tensor.numel() > LONGEST:
             raise CheckpointError(f"{name} must be JSON in uint8, not {tensor.dtype} {list(tensor.shape)}")
-        said = parsed(bytes(tensor.tolist()), name)
+        said = parsed_object(bytes(tensor.tolist()), name)
         shape, block, kind = said.get("shape"), said.get("blocksize"), name.rpartition(STATE)[2]
         if said.get("quant_type") != kind or type(block) is not int or block not in BLOCKS:
             raise CheckpointError(

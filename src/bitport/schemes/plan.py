@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bitport.errors import ArgumentError, RecipeError
-from bitport.schemes.scheme import Scheme, checked, parsed
+from bitport.json_text import parsed
+from bitport.schemes.scheme import Scheme, checked
 from bitport.schemes.target import Target
 
 
@@ -73,7 +74,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The inverse of :meth:`to_json`; RecipeError or SchemeError for anything else."""
-        return cls(tuple(map(_choice_from, _list_of(parsed(text, "plan", RecipeError)))))
+        return cls(tuple(map(_choice_from, _list_of(parsed(text, "the plan", RecipeError)))))
 
 
 def refuse_static(choices: Iterable[Choice], advice: str) -> None:

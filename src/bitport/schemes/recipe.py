@@ -15,10 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bitport.errors import RecipeError
+from bitport.json_text import parsed
 from bitport.schemes.experts import is_router
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import preset
-from bitport.schemes.scheme import Scheme, checked, parsed
+from bitport.schemes.scheme import Scheme, checked
 from bitport.schemes.target import KINDS, Target, bare, by_storage
 
 VERSION = 1
@@ -226,7 +227,7 @@ class Recipe:
     @classmethod
     def from_json(cls, text: str) -> Recipe:
         """The inverse of :meth:`to_json`; a rule's scheme may also be a preset name, for files written by hand."""
-        data = parsed(text, "recipe", RecipeError)
+        data = parsed(text, "the recipe", RecipeError)
         try:
             if not isinstance(data, dict) or "version" not in data:
                 raise RecipeError(f"a recipe file is an object with version {VERSION} and rules")

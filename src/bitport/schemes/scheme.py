@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from bitport.errors import BitportError, SchemeError
+from bitport.json_text import parsed
 from bitport.numerics import ACTIVATIONS, STATIC, Format
 
 VERSION = 1
@@ -85,15 +86,7 @@ class Scheme:
     @classmethod
     def from_json(cls, text: str) -> Scheme:
         """The inverse of :meth:`to_json`; SchemeError for anything else."""
-        return cls.from_dict(parsed(text, "scheme", SchemeError))
-
-
-def parsed(text: str, what: str, kind: type[BitportError]) -> Any:
-    """Parse JSON from an untrusted source; raise ``kind`` if it is invalid."""
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise kind(f"not a {what}: {error}") from error
+        return cls.from_dict(parsed(text, "the scheme", SchemeError))
 
 
 def checked(

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.parse import parsed
+from bitport.checkpoint.parse import parsed_object
 from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import CheckpointError
 from bitport.interop.checks import FLOAT8, expect, number_in
@@ -145,7 +145,7 @@ def is_theirs(name: str, dtype: torch.dtype) -> bool:
 def _said(reader: SafetensorsReader, names: Collection[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (layer, its description); a description next to the weight comes last, and takes precedence."""
     if METADATA in reader.metadata:
-        layers = parsed(reader.metadata[METADATA], METADATA).get("layers")
+        layers = parsed_object(reader.metadata[METADATA], METADATA).get("layers")
         if not isinstance(layers, dict) or not all(isinstance(each, dict) for each in layers.values()):
             raise CheckpointError(f'{METADATA} must be {{"layers": {{name: {{"format": ..}}}}}}; fetch the file again')
         yield from layers.items()
@@ -155,7 +155,7 @@ def _said(reader: SafetensorsReader, names: Collection[str]) -> Iterator[tuple[s
             span = reader.tensors[name]
             if span.dtype != torch.uint8 or span.end - span.start > LONGEST:
                 raise CheckpointError(f"{name} must be uint8, up to {LONGEST} bytes, not {span.dtype} {[*span.shape]}")
-            yield layer, parsed(bytes(reader.read(name).flatten().tolist()), name)
+            yield layer, parsed_object(bytes(reader.read(name).flatten().tolist()), name)
 
 
 def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) -> ComfyWeight:

@@ -16,7 +16,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from bitport.checkpoint.parse import json_object, parsed
+from bitport.checkpoint.parse import json_object, parsed_object
 from bitport.errors import ArgumentError, BitportError, CheckpointError, shortened
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -92,7 +92,7 @@ def _read(files: Mapping[Path, str | Path], name: str) -> dict[str, Any]:
     content = files.get(Path(name))
     if content is None:
         return {}
-    return json_object(content) if isinstance(content, Path) else parsed(content, name)
+    return json_object(content) if isinstance(content, Path) else parsed_object(content, name)
 
 
 def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from bitport.checkpoint.safetensors_reader import unique
 from bitport.errors import CheckpointError
+from bitport.json_text import unique
 
 PLAIN = ("Tensor", "torch.Tensor")
 """The types of tensors that are not quantized."""
