@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from bitport.backends import cpu
 from bitport.backends.cpu.native import ISAS, Library
+from bitport.interop import hqq, mlx
 from bitport.interop.gguf.blocks import BLOCKS, decoded
 from bitport.interop.shifts import of_constants, of_shifts, to_shifts
-from bitport.numerics import Format, Quantized, sqnr
+from bitport.numerics import Format, Quantized, pack_bits, sqnr
 from bitport.ops import samples
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
@@ -100,3 +101,18 @@ def test_any_number_is_exact_and_goes_back(dtype: torch.dtype) -> None:
     back = held(*of_shifts(codes * 0, again_scale, again, 4, GROUP), GROUP)
     for one, other in zip(back.plain(), q.plain(), strict=True):
         assert one is other is None or torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+
+
+def test_one_bit_without_zero_points() -> None:
+    """It has no code for zero: the two codes are -1/2 and 1/2, in MLX and HQQ written with a shift or zero point."""
+    codes = torch.randint(0, 2, (N, 64), dtype=torch.uint8)
+    scale = torch.arange(1, N + 1).reshape(N, 1) / 64
+    fmt = Format(dtype="int1", block=(1, 0), scale="input")
+    q = held(Quantized(pack_bits(codes, 1), scale, None), fmt, 64)
+    value = torch.where(codes == 1, scale / 2, -scale / 2)
+    assert torch.equal(q.dequantize(), value)
+    written = mlx.Writer().write("m.weight", q)
+    biases, scales = (written[f"m.{role}"].repeat_interleave(64, 1) for role in ("biases", "scales"))
+    assert torch.equal(codes * scales + biases, value)
+    written = hqq.Writer().write("m.weight", q)
+    assert torch.equal((codes - written["m.zero"]) * written["m.scale"], value)

@@ -26,8 +26,9 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec, gptq
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, WeightNames, exactly, grouped, setting, tensors_of
+from bitport.interop.shifts import of_zero_points, zero_points
 from bitport.interop.words import from_codes, to_codes, to_stream
-from bitport.numerics import FLOATS, Format, Quantized, pack_bits, unpack_bits
+from bitport.numerics import FLOATS, pack_bits, unpack_bits
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
@@ -91,31 +92,31 @@ class Reader(codec.Reader):
         group = k if self.group == -1 else self.group
         if k % group:
             raise CheckpointError(f"{weight.parts['qweight']}: {k} columns are no whole groups of {group}")
-        parts = (self._gemv if self.version == "gemv" else self._gemm)(weight, tensors, n, k, k // group)
-        assert parts.zero is not None
-        if not self.asymmetric and bool((parts.zero == MIDPOINT).all()):
-            parts = parts._replace(zero=None)
-        zero = "none" if parts.zero is None else "int"
-        fmt = Format(dtype="int4", block=(1, max(self.group, 0)), zero=zero, scale="input")
+        stored = (self._gemv if self.version == "gemv" else self._gemm)(weight, tensors, n, k, k // group)
+        parts, fmt = of_zero_points(*stored, BITS, (1, max(self.group, 0)), droppable=not self.asymmetric)
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype)
 
-    def _gemm(self, weight: WeightNames, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
+    def _gemm(
+        self, weight: WeightNames, tensors: dict[str, Tensor], n: int, k: int, groups: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(bit stream, scales, zero points)"""
         qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (groups, n // PER_WORD))
         scales = expect(tensors["scales"], weight.parts["scales"], FLOATS, (groups, n))
         codes, zero = (_reordered(to_codes(words, n, BITS), self.place).t() for words in (tensors["qweight"], qzeros))
         if self.signed:
             codes, zero = codes ^ MIDPOINT, zero ^ MIDPOINT
-        return Quantized(pack_bits(codes.contiguous(), BITS), scales.t().contiguous(), zero.contiguous())
+        return pack_bits(codes.contiguous(), BITS), scales.t(), zero
 
-    def _gemv(self, weight: WeightNames, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
+    def _gemv(
+        self, weight: WeightNames, tensors: dict[str, Tensor], n: int, k: int, groups: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (n, None))
         width = qzeros.shape[1] * PER_WORD
         if width < groups:
             raise CheckpointError(f"{weight.parts['qzeros']} holds {width} zero points a row, {groups} are needed")
         scales = expect(tensors["scales"], weight.parts["scales"], FLOATS, (n, width))
         zero = to_codes(qzeros, width, BITS)[:, :groups]
-        stream = to_stream(tensors["qweight"], k, BITS)
-        return Quantized(stream, scales[:, :groups].contiguous(), zero.contiguous())
+        return to_stream(tensors["qweight"], k, BITS), scales[:, :groups], zero
 
 
 class Writer(codec.Writer):
@@ -139,7 +140,7 @@ class Writer(codec.Writer):
         return self.refuses_another_scheme(q, "AWQ has")
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
-        zero = torch.full_like(q.scale, MIDPOINT, dtype=torch.uint8) if q.zero is None else q.zero
+        zero = zero_points(q).to(torch.uint8)
         if int(zero.max()) >= 1 << BITS:
             raise ArgumentError(f"{name}: the zero point {int(zero.max())} does not fit AWQ's 4 bits")
         module = name.removesuffix(".weight")

@@ -25,8 +25,8 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.codec import Described, WeightNames, exactly, grouped, kind_of, order_of, refuse_unknown, setting
+from bitport.interop.shifts import of_zero_points, zero_points
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
-from bitport.numerics import Format, Quantized
 from bitport.numerics.format import LONGEST_BLOCK
 from bitport.numerics.packing import pack_bits, unpack_bits
 from bitport.schemes import Scheme
@@ -153,14 +153,11 @@ class Reader(codec.Reader):
             )
         if zero.numel() and int(zero.max()) > 255:
             raise CheckpointError(f"{weight.parts['qzeros']} has the zero point 256: 8 bits end at 255")
-        plain = its.symmetric and bool((zero == 1 << (its.bits - 1)).all())
         stream = to_stream(qweight.t(), k, its.bits)
         perm = self._order(weight, tensors, k, its)
         if perm is not None:
             stream = pack_bits(unpack_bits(stream, its.bits, k)[:, perm.long()], its.bits)
-        zeros = None if plain else zero.to(torch.uint8).contiguous()
-        parts = Quantized(stream, scale.contiguous(), zeros, None)
-        fmt = Format(dtype=f"int{its.bits}", block=(1, its.group), zero="none" if plain else "int", scale="input")
+        parts, fmt = of_zero_points(stream, scale, zero, its.bits, (1, its.group), droppable=its.symmetric)
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype, perm=perm)
 
     def _order(self, weight: WeightNames, tensors: dict[str, Tensor], k: int, its: Settings) -> Tensor | None:
@@ -220,7 +217,7 @@ class Writer(codec.Writer):
             codes = unpack_bits(stream, bits, k)
             stream = pack_bits(torch.empty_like(codes).index_copy(1, order, codes), bits)
             group_of = torch.empty_like(group_of).index_copy(0, order, group_of)
-        zero = torch.full_like(q.scale, 1 << (bits - 1), dtype=torch.uint8) if q.zero is None else q.zero
+        zero = zero_points(q).to(torch.uint8)
         less = STORED_LESS[self.name]
         low, high = int(zero.min()), int(zero.max())
         if low < less or high - less >= 1 << bits:

@@ -34,6 +34,7 @@ from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, WeightNames, exactly, grouped
+from bitport.interop.shifts import zero_points
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import pack_bits, unpack_bits
@@ -130,10 +131,8 @@ class Writer(codec.Writer):
         module, fmt, group = name.removesuffix(".weight"), q.scheme.weight, q.matrix.block_k
         kind = _packing(fmt)
         codes = unpack_bits(q.qdata, fmt.number.bits, q.matrix.k).reshape(-1, group)
-        middle = torch.full_like(q.scale, 1 << (fmt.number.bits - 1))
-        zero = middle if q.zero is None else q.zero.to(q.scale.dtype)
         parts = {"W_q": _packed(codes, PACKINGS[kind]), "shape": torch.tensor(list(q.shape))}
-        for role, part in (("scale", q.scale), ("zero", zero)):
+        for role, part in (("scale", q.scale), ("zero", zero_points(q).to(q.scale.dtype))):
             parts[role] = exactly(part, q.dtype, f"{module}: a {role} of HQQ").reshape(-1, 1)
         texts = {"packing": kind, "compute_dtype": q.dtype, "unpack_view_dtype": PACKINGS[kind].dtype}
         parts |= {role: torch.tensor(list(str(text).encode()), dtype=torch.uint8) for role, text in texts.items()}

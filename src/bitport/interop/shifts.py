@@ -1,4 +1,4 @@
-"""Conversion of integers with value = code * scale + shift to bitport's form value = (code - zero) * scale.
+"""Zero points of integers, and the conversion from value = code * scale + shift to value = (code - zero) * scale.
 
 zero is -shift / scale. If it is an integer in the whole matrix, nothing is rounded: the scale is kept, and the zero
 point is an integer, or absent if it is always the midpoint. Otherwise both are float32, and zero is rounded to it once:
@@ -30,10 +30,7 @@ def of_shifts(codes: Tensor, scale: Tensor, shift: Tensor, bits: int, group: int
     exact, zero = scale.double(), -shift.double() / scale.double()
     whole = zero.round()
     if bool(((whole * exact == -shift.double()) & (whole >= 0) & (whole < 1 << bits)).all()):
-        middle = bits > 1 and bool((whole == 1 << (bits - 1)).all())
-        fmt = Format(dtype=f"int{bits}", block=(1, group), zero="none" if middle else "int", scale="input")
-        zeros = None if middle else whole.to(torch.uint8)
-        return Quantized(pack_bits(codes.contiguous(), bits), scale.contiguous(), zeros), fmt
+        return of_zero_points(pack_bits(codes.contiguous(), bits), scale, whole, bits, (1, group))
     zero = zero.float()
     constant = (exact == 0) | (zero.isinf() & exact.isfinite())
     size, sign = of_constants(shift.float())
@@ -53,11 +50,25 @@ def of_constants(number: Tensor) -> tuple[Tensor, Tensor]:
     return size, -torch.where(number == 0, number, number / size)
 
 
+def of_zero_points(
+    stream: Tensor, scale: Tensor, zero: Tensor, bits: int, block: tuple[int, int], droppable: bool = True
+) -> tuple[Quantized, Format]:
+    """Integers in a bit stream, with whole zero points, which ``droppable`` allows to leave out if all are the
+    midpoint."""
+    midpoint = droppable and bits > 1 and bool((zero == 1 << (bits - 1)).all())
+    fmt = Format(dtype=f"int{bits}", block=block, zero="none" if midpoint else "int", scale="input")
+    return Quantized(stream, scale.contiguous(), None if midpoint else zero.to(torch.uint8).contiguous()), fmt
+
+
+def zero_points(q: QTensor) -> Tensor:
+    """The zero points of integers; the midpoint where they have none."""
+    return torch.full_like(q.scale, q.scheme.weight.number.midpoint) if q.zero is None else q.zero
+
+
 def to_shifts(q: QTensor) -> tuple[Tensor, Tensor, bool]:
     """The inverse: (scale, shift, whether no shift was rounded), in the dtype of ``q`` if that represents both, else in
     float32. A shift counts as exact if it yields the zero point it was computed from."""
-    middle = torch.full_like(q.scale, 1 << (q.scheme.weight.number.bits - 1))
-    zero = (middle if q.zero is None else q.zero).double()
+    zero = zero_points(q).double()
     exact = -zero * q.scale.double()
     for dtype in (q.dtype, torch.float32):
         scale, shift = q.scale.to(dtype), exact.to(dtype)

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from bitport.errors import CheckpointError
 from bitport.interop.checks import expect
-from bitport.interop.shifts import of_shifts
+from bitport.interop.shifts import of_shifts, of_zero_points
 from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, group_of, one_per_block, shape_of
 from bitport.interop.torchao.header import Entry
 from bitport.interop.words import to_codes
 from bitport.layouts.tile_packed import unpack_tiles
-from bitport.numerics import FLOATS, Format, Quantized
+from bitport.numerics import FLOATS
 from bitport.numerics.packing import pack_bits, unpack_bits
 
 INTX = {f"int{bits}": bits for bits in range(1, 9)}
@@ -90,7 +90,5 @@ def _integers(entry: Entry, codes: Tensor, scale: Tensor, zero: Tensor, bits: in
         raise CheckpointError(
             f"{entry.parts['zero_point']}: less the smallest code they must be whole numbers from 0 to 255"
         )
-    none = bits > 1 and bool((zero == 1 << (bits - 1)).all())
-    fmt = Format(dtype=f"int{bits}", block=block, zero="none" if none else "int", scale="input")
-    zeros = None if none else zero.to(torch.uint8).contiguous()
-    return Found(Quantized(pack_bits(codes.contiguous(), bits), scale, zeros), fmt, (codes.shape[0], codes.shape[1]))
+    parts, fmt = of_zero_points(pack_bits(codes.contiguous(), bits), scale, zero, bits, block)
+    return Found(parts, fmt, (codes.shape[0], codes.shape[1]))

@@ -11,6 +11,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.interop import codec
 from bitport.interop.codec import Described
+from bitport.interop.shifts import zero_points
 from bitport.interop.torchao.forms import form_of, typed
 from bitport.interop.torchao.header import part_of
 from bitport.interop.torchao.inputs import SYMMETRIC
@@ -93,7 +94,7 @@ def _shape(kind: str, q: QTensor) -> dict[str, Any]:
 def _bytes(q: QTensor, name: str, scale: Tensor) -> dict[str, Tensor]:
     bits, middle = q.scheme.weight.number.bits, 1 << (q.scheme.weight.number.bits - 1)
     codes = unpack_bits(q.qdata, bits, q.matrix.k).to(torch.int16) - middle
-    zero = torch.full_like(scale, middle, dtype=torch.int16) if q.zero is None else q.zero.to(torch.int16)
+    zero = zero_points(q).to(torch.int16)
     if int(zero.max()) - middle > 127:
         raise ArgumentError(f"{name}: the zero point {int(zero.max())} less {middle} does not fit torchao's int8")
     return {"qdata": codes.to(torch.int8), "scale": scale, "zero_point": (zero - middle).to(torch.int8)}
