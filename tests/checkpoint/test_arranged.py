@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
+import bitport as bp
+from bitport.checkpoint import load, quantize_files
 from bitport.checkpoint.arranged import Arranged, arranged
-from bitport.checkpoint.manifest import Entry, Part
+from bitport.checkpoint.manifest import Entry, Manifest, Part
+from bitport.checkpoint.source import Source
 from bitport.errors import CheckpointError
 from bitport.numerics import Format
 from bitport.schemes import Scheme, preset
@@ -154,3 +160,40 @@ def test_pieces_whose_parts_cannot_be_one() -> None:
     ]
     with pytest.raises(CheckpointError, match=r"^whole cannot be made of p0\.0 and others: .*own pre_scale"):
         made(pieces, stack=True)
+
+
+class Named(nn.Module):
+    """Its files have other names, and one matrix the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(40, 64)
+        self.first, self.second = nn.Linear(64, 96, bias=False), nn.Linear(96, 32, bias=False)
+
+
+IN_FILES = {"rows.weight": "table.weight", "first.weight": "up.weight", "second.weight": "down.weight"}
+
+
+def named(manifest: Manifest) -> Manifest:
+    tensors = {
+        name: arranged(name, [[manifest.tensors[held]]], flipped=held == "down.weight")
+        for name, held in IN_FILES.items()
+    }
+    return dataclasses.replace(manifest, tensors=tensors)
+
+
+@pytest.mark.parametrize("file", ["", "model.safetensors"])
+def test_a_model_tells_what_tensors_are_that_its_files_call_otherwise(file: str, tmp_path: Path) -> None:
+    model = Named()
+    held = {IN_FILES[name]: param.detach() for name, param in model.named_parameters()}
+    held["down.weight"] = held["down.weight"].t().contiguous()
+    (tmp_path / "in").mkdir()
+    save_file(held, tmp_path / "in" / "model.safetensors")
+    read = dict(Source(tmp_path / "in" / file, arrangement=named).read(IN_FILES))
+    assert all(torch.equal(read[name], param) for name, param in model.named_parameters())
+    quantize_files(tmp_path / "in" / file, tmp_path / "out", "int4-g32", model=model, arrangement=named)
+    bp.quantize_(model, "int4-g32")
+    loaded = load(Named, tmp_path / "out", arrangement=named)
+    assert not isinstance(loaded.rows.weight, QTensor)
+    for layer, same in ((model.first, loaded.first), (model.second, loaded.second)):
+        assert torch.equal(layer.weight.dequantize(), same.weight.dequantize())
