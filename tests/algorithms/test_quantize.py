@@ -227,12 +227,24 @@ def test_a_model_of_which_a_part_is_shapes(scheme: str, by: str) -> None:
     bitport.quantize_(other, "int4-g32")
 
 
+class Unfinished:
+    name = "unfinished"
+
+    def solve(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return "Unfinished here"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         pytest.param({"algorithm": "gptq"}, "gptq looks at the inputs of layers; give calibrate", id="no data"),
         pytest.param({"algorithm": "gptq", "calibrate": []}, "holds no batch", id="empty data"),
         pytest.param({"algorithm": "magic"}, "unknown algorithm 'magic'; known: rtn, clip, hqq, gptq", id="unknown"),
+        pytest.param(
+            {"algorithm": Unfinished()}, "Unfinished here, which lacks needs_inputs, refuses$", id="unfinished"
+        ),
     ],
 )
 def test_problems_are_told_before_anything_is_changed(model: Model, options: dict[str, object], message: str) -> None:

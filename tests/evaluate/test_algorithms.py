@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 
-from bitport.evaluate.algorithms import SCHEMES, TABLES, Measurer, algorithms_of, as_markdown
+from bitport.evaluate.algorithms import INTRODUCTION, SCHEMES, TABLES, Measurer, algorithms_of, as_markdown
 from bitport.evaluate.yardstick import Yardstick
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,17 @@ def test_rounding_to_nearest_is_that_of_the_accuracy_table() -> None:
     for scheme in set(SCHEMES) & set(table):
         mine = next(row for row in RECORD["rows"] if (row["scheme"], row["algorithm"]) == (scheme, "rtn"))
         assert mine["perplexity"] == pytest.approx(table[scheme]["perplexity"], rel=1e-4 + 4 * table[scheme]["noise"])
+
+
+def test_every_column_is_explained() -> None:
+    explained = {
+        name for line in re.findall(r"^- ((?:`[^`]+`,? ?)+)", INTRODUCTION, re.MULTILINE) for name in names(line)
+    }
+    assert explained == {name for table in TABLES for name in table.algorithms}
+
+
+def names(text: str) -> list[str]:
+    return re.findall(r"`(.+?)`", text)
 
 
 def test_the_record_is_complete_and_its_page_is_its_own() -> None:

@@ -175,6 +175,11 @@ def test_what_others_call_a_scheme_is_one_here() -> None:
         assert theirs.count("`") or not names
 
 
+def test_every_algorithm_is_offered_on_the_command_line() -> None:
+    shown = next(line for line in (DOCS / "cli.md").read_text().splitlines() if line.startswith("- `--algorithm"))
+    assert {*algorithms.ALGORITHMS, *algorithms.TRANSFORMS} <= set(re.findall(r"\w+", shown))
+
+
 def python_of(text: str) -> list[str]:
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks

@@ -58,8 +58,10 @@ def algorithm(given: str | Algorithm | Transform | Sequence[str | Algorithm | Tr
 def _step(name: str | Algorithm | Transform) -> Algorithm | Transform:
     if not isinstance(name, str):
         if isinstance(name, type) or not isinstance(name, (Algorithm, Transform)):
+            lacking = [member for member in ("name", "needs_inputs", "refuses", "solve") if not hasattr(name, member)]
             raise ArgumentError(
                 f"an algorithm is a name, such as 'gptq', or one of bitport.algorithms, such as GPTQ(), not {name!r}"
+                + (f", which lacks {', '.join(lacking)}" if lacking and "solve" not in lacking else "")
             )
         return name
     if name in TRANSFORMS:
