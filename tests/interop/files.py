@@ -31,7 +31,7 @@ def read(reader: Reader, tensors: dict[str, Tensor]) -> dict[str, QTensor]:
     """All quantized weights among ``tensors``, by name."""
     found = {}
     for weight in reader.weights(held(tensors)):
-        q = reader.read(weight, {role: tensors[name] for role, name in weight.parts.items()})
+        q = reader.read(weight.read(tensors.__getitem__))
         assert isinstance(q, QTensor)
         found[weight.name] = q
     return found

@@ -119,7 +119,7 @@ def test_integers_that_their_bits_do_not_hold() -> None:
 
 def test_weights_that_were_not_compressed() -> None:
     layer = Layer(4, 32, 8, (1, 0), True)
-    with pytest.raises(CheckpointError, match=r"m\.weight must be a matrix of torch\.int8"):
+    with pytest.raises(CheckpointError, match=r"m\.weight must be torch\.int8 \[any, any\], not torch\.float32"):
         single(config("int-quantized", layer.said()), layer.in_bytes() | {"m.weight": torch.ones(4, 32)})
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import mxfp4
+from bitport.interop.checks import POWERS
 from bitport.interop.sources import description
 
 from .files import assert_as_read, described, read
@@ -38,7 +39,7 @@ def experts(e: int, n: int, k: int, dtype: torch.dtype = torch.uint8) -> tuple[d
     return {f"{NAME}_blocks": torch.from_numpy(blocks), f"{NAME}_scales": exponents}, value
 
 
-@pytest.mark.parametrize("dtype", mxfp4.EXPONENTS, ids=str)
+@pytest.mark.parametrize("dtype", POWERS, ids=str)
 @pytest.mark.parametrize(("e", "n", "k"), [(1, 1, 32), (3, 10, 64), (2, 32, 96)])
 def test_values_are_those_of_the_definition(e: int, n: int, k: int, dtype: torch.dtype) -> None:
     tensors, value = experts(e, n, k, dtype)

@@ -37,7 +37,7 @@ def read(path: Path, of: torch.dtype) -> dict[str, QTensor]:
     found = {}
     for weight in reader.weights(files.stored):
         tensors = dict(files.read(weight.parts.values()))
-        q = reader.read(weight, {role: tensors[name] for role, name in weight.parts.items()})
+        q = reader.read(weight.read(tensors.__getitem__))
         assert isinstance(q, QTensor)
         found[weight.name] = q
     return found

@@ -22,6 +22,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import awq, codec, gptq
+from bitport.interop.checks import Stored
 from bitport.interop.codec import WeightNames, refuse_unknown, setting
 
 GPTQ = {"auto_gptq": "gptq", "gptq": "gptq", "auto_round": "gptq_v2", "gptqmodel": "gptq_v2"}
@@ -67,8 +68,8 @@ class Reader(codec.Reader):
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         return self.inner.weights(held)
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        return self.inner.read(weight, tensors)
+    def read(self, weight: Stored) -> Tensor:
+        return self.inner.read(weight)
 
 
 def _of_backend(config: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec, gptq
-from bitport.interop.checks import expect
+from bitport.interop.checks import Stored
 from bitport.interop.codec import Described, WeightNames, exactly, grouped, setting, tensors_of
 from bitport.interop.shifts import of_zero_points, zero_points
 from bitport.interop.words import from_codes, to_codes, to_stream
@@ -85,38 +85,34 @@ class Reader(codec.Reader):
                 )
         return found
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        qweight = expect(tensors["qweight"], weight.parts["qweight"], (torch.int32,), (None, None))
+    def read(self, weight: Stored) -> Tensor:
+        qweight = weight.expect("qweight", (torch.int32,), (None, None))
         rows, columns = qweight.shape
         n, k = (rows, columns * PER_WORD) if self.version == "gemv" else (columns * PER_WORD, rows)
         group = k if self.group == -1 else self.group
         if k % group:
-            raise CheckpointError(f"{weight.parts['qweight']}: {k} columns are no whole groups of {group}")
-        stored = (self._gemv if self.version == "gemv" else self._gemm)(weight, tensors, n, k, k // group)
+            raise CheckpointError(f"{weight.names['qweight']}: {k} columns are no whole groups of {group}")
+        stored = (self._gemv if self.version == "gemv" else self._gemm)(weight, n, k, k // group)
         parts, fmt = of_zero_points(*stored, BITS, (1, max(self.group, 0)), droppable=not self.asymmetric)
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype)
 
-    def _gemm(
-        self, weight: WeightNames, tensors: dict[str, Tensor], n: int, k: int, groups: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _gemm(self, weight: Stored, n: int, k: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         """(bit stream, scales, zero points)"""
-        qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (groups, n // PER_WORD))
-        scales = expect(tensors["scales"], weight.parts["scales"], FLOATS, (groups, n))
-        codes, zero = (_reordered(to_codes(words, n, BITS), self.place).t() for words in (tensors["qweight"], qzeros))
+        qzeros = weight.expect("qzeros", (torch.int32,), (groups, n // PER_WORD))
+        scales = weight.expect("scales", FLOATS, (groups, n))
+        codes, zero = (_reordered(to_codes(words, n, BITS), self.place).t() for words in (weight["qweight"], qzeros))
         if self.signed:
             codes, zero = codes ^ MIDPOINT, zero ^ MIDPOINT
         return pack_bits(codes.contiguous(), BITS), scales.t(), zero
 
-    def _gemv(
-        self, weight: WeightNames, tensors: dict[str, Tensor], n: int, k: int, groups: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (n, None))
+    def _gemv(self, weight: Stored, n: int, k: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        qzeros = weight.expect("qzeros", (torch.int32,), (n, None))
         width = qzeros.shape[1] * PER_WORD
         if width < groups:
-            raise CheckpointError(f"{weight.parts['qzeros']} holds {width} zero points a row, {groups} are needed")
-        scales = expect(tensors["scales"], weight.parts["scales"], FLOATS, (n, width))
+            raise CheckpointError(f"{weight.names['qzeros']} holds {width} zero points a row, {groups} are needed")
+        scales = weight.expect("scales", FLOATS, (n, width))
         zero = to_codes(qzeros, width, BITS)[:, :groups]
-        return to_stream(tensors["qweight"], k, BITS), scales[:, :groups], zero
+        return to_stream(weight["qweight"], k, BITS), scales[:, :groups], zero
 
 
 class Writer(codec.Writer):

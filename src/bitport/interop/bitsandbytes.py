@@ -38,7 +38,7 @@ from bitport.checkpoint.parse import parsed_object
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect
+from bitport.interop.checks import Stored
 from bitport.interop.codec import Described, WeightNames, check_complete, grouped, setting, tensors_of
 from bitport.numerics import FLOATS, NUMBER_TYPES, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
@@ -95,32 +95,32 @@ class Reader(codec.Reader):
             self.notes += [*([ROUNDED_INPUTS] if self.outliers else []), ROUNDED_ROWS]
         return found
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        return self._int8(weight, tensors) if "SCB" in weight.parts else self._4_bits(weight, tensors)
+    def read(self, weight: Stored) -> Tensor:
+        return self._int8(weight) if "SCB" in weight else self._4_bits(weight)
 
-    def _4_bits(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        state = State.of(tensors["state"], weight.parts["state"])
+    def _4_bits(self, weight: Stored) -> Tensor:
+        state = State.of(weight["state"], weight.names["state"])
         n, k = state.shape
-        codes, name = tensors["weight"], weight.parts["weight"]
+        codes, name = weight["weight"], weight.names["weight"]
         if codes.dtype not in STORAGE or 2 * codes.nbytes != n * k:
             raise CheckpointError(f"{name}: {codes.nbytes} bytes of {codes.dtype} are no {n}x{k} codes of 4 bits")
-        table = expect(tensors["quant_map"], weight.parts["quant_map"], (torch.float32,), (16,))
+        table = weight.expect("quant_map", (torch.float32,), (16,))
         if not torch.equal(table, _table(state.kind)):
-            raise CheckpointError(f"{weight.parts['quant_map']} is not the table of {state.kind}, which alone is read")
+            raise CheckpointError(f"{weight.names['quant_map']} is not the table of {state.kind}, which alone is read")
         pairs = codes.contiguous().flatten().view(torch.uint8).reshape(n, k // 2)
         pairs = _ranks_of_fp4(pairs) if state.kind == "fp4" else pairs
         stream = (pairs & 15) << 4 | pairs >> 4
-        scale = _absmax(weight, tensors, n * k // state.block, state).reshape(n, k // state.block)
+        scale = _absmax(weight, n * k // state.block, state).reshape(n, k // state.block)
         scheme = Scheme(weight=Format(dtype=DTYPES[state.kind], block=(1, state.block), scale="input"))
         return from_parts(Quantized(stream, scale), scheme, shape=(n, k), dtype=self.dtype)
 
-    def _int8(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        codes = expect(tensors["weight"], weight.parts["weight"], (torch.int8,), (None, None))
+    def _int8(self, weight: Stored) -> Tensor:
+        codes = weight.expect("weight", (torch.int8,), (None, None))
         n, k = codes.shape
-        statistics = expect(tensors["SCB"], weight.parts["SCB"], FLOATS, (n,))
-        said = tensors.get(FORMAT)
+        statistics = weight.expect("SCB", FLOATS, (n,))
+        said = weight.get(FORMAT)
         if said is not None and (said.dtype != torch.uint8 or said.numel() != 1 or int(said) != 0):
-            raise CheckpointError(f"{weight.parts[FORMAT]} must be 0, for rows as they are: save the model again")
+            raise CheckpointError(f"{weight.names[FORMAT]} must be 0, for rows as they are: save the model again")
         scale = statistics.to(torch.float32).reshape(n, 1) / 127
         parts = Quantized(from_signed(codes.contiguous()), scale)
         scheme = preset("int8" if self.outliers else "int8-dyn")
@@ -278,16 +278,16 @@ def _told(said: dict[str, Any], *keys: str) -> str:
     return ", ".join(f"{key}={reprlib.repr(said.get(key))}" for key in keys)
 
 
-def _absmax(weight: WeightNames, tensors: dict[str, Tensor], count: int, state: State) -> Tensor:
-    name = weight.parts["absmax"]
-    if (state.nested is None) != ("nested_absmax" not in tensors):
-        raise CheckpointError(f"{weight.parts['state']} and the tensors of {name} disagree about whether it is nested")
+def _absmax(weight: Stored, count: int, state: State) -> Tensor:
+    if (state.nested is None) != ("nested_absmax" not in weight):
+        names = f"{weight.names['state']} and the tensors of {weight.names['absmax']}"
+        raise CheckpointError(f"{names} disagree about whether it is nested")
     if state.nested is None:
-        return expect(tensors["absmax"], name, FLOATS, (count,))
+        return weight.expect("absmax", FLOATS, (count,))
     block, offset = state.nested
-    codes = expect(tensors["absmax"], name, (torch.uint8,), (count,))
-    outer = expect(tensors["nested_absmax"], weight.parts["nested_absmax"], (torch.float32,), (-(-count // block),))
-    table = expect(tensors["nested_quant_map"], weight.parts["nested_quant_map"], (torch.float32,), (256,))
+    codes = weight.expect("absmax", (torch.uint8,), (count,))
+    outer = weight.expect("nested_absmax", (torch.float32,), (-(-count // block),))
+    table = weight.expect("nested_quant_map", (torch.float32,), (256,))
     inner = table[codes.int()] * outer.repeat_interleave(block)[:count]
     return inner + torch.tensor(offset, dtype=torch.float32)
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from bitport.errors import CheckpointError
+from bitport.errors import ArgumentError, CheckpointError
 from bitport.numerics import FLOATS, NUMBER_TYPES
 
+E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+POWERS = (torch.uint8, E8M0)
+"""The dtypes of scales that are powers of two."""
 FLOAT8 = {NUMBER_TYPES[name].storage: name for name in ("float8_e4m3", "float8_e5m2")}
 """The dtypes of weights in float8 -> their number type."""
+LONGEST = 1500
+"""Characters of an error in :func:`within`: it may quote a value of the file of any length."""
+
+
+@contextlib.contextmanager
+def within(where: str | Path) -> Iterator[None]:
+    """Errors raised inside begin with ``where``, and are of the checkpoint, whatever refused its numbers."""
+    try:
+        yield
+    except (ArgumentError, CheckpointError) as error:
+        text = str(error)
+        raise CheckpointError(f"{where}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}") from error
 
 
 def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int | None]) -> Tensor:
@@ -28,6 +45,26 @@ def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
             f"fetch the checkpoint again"
         )
     return tensor
+
+
+class Stored(dict[str, Tensor]):
+    """The tensors of the parameter ``name`` by role, not yet validated. ``names``: role -> name in the files."""
+
+    def __init__(self, name: str, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.name, self.names = name, names
+
+    def expect(self, role: str, dtypes: Sequence[torch.dtype], shape: Sequence[int | None]) -> Tensor:
+        """See :func:`expect`."""
+        return expect(self[role], self.names[role], dtypes, shape)
+
+    def grid(self, role: str, dtypes: Sequence[torch.dtype], grid: Sequence[int]) -> Tensor:
+        """The same for a tensor as of :func:`as_grid`, contiguous."""
+        return expect(as_grid(self[role], grid), self.names[role], dtypes, grid).contiguous()
+
+    def number(self, role: str) -> Tensor:
+        """See :func:`number_in`."""
+        return number_in(self[role], self.names[role])
 
 
 def as_grid(tensor: Tensor, grid: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import re
 import reprlib
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from torch import Tensor
 from bitport.checkpoint.names import target_of
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError, shortened
+from bitport.interop.checks import Stored, expect
 from bitport.numerics import Format
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
@@ -34,6 +35,10 @@ class WeightNames:
 
     name: str
     parts: Mapping[str, str]
+
+    def read(self, tensor: Callable[[str], Tensor]) -> Stored:
+        """``tensor``: returns a tensor of the files by name."""
+        return Stored(self.name, self.parts, {role: tensor(name) for role, name in self.parts.items()})
 
 
 class Reader(abc.ABC):
@@ -68,8 +73,8 @@ class Reader(abc.ABC):
         """The quantized weights among the tensors of the files, found by names, shapes and dtypes alone."""
 
     @abc.abstractmethod
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        """The weight in bitport's form. ``tensors``: role -> tensor, not yet validated."""
+    def read(self, weight: Stored) -> Tensor:
+        """The weight in bitport's form."""
 
     def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
         """Tensors that are not carried over, as they are part of no weight and no model -> reason."""
@@ -147,6 +152,13 @@ class Described:
     """Whether it is [K, N] in the model, and [N, K] in files of other libraries."""
 
 
+def parts_of(scheme: Scheme) -> frozenset[str]:
+    """The parts that each weight in this scheme has."""
+    fmt = scheme.weight
+    more = {"zero": fmt.zero != "none", "scale2": fmt.global_scale}
+    return frozenset({"qdata", "scale", *(part for part, there in more.items() if there)})
+
+
 def no_layer(q: Described, says: str, *, embeddings: bool = False, conv1d: bool = True) -> str | None:
     """The reason, beginning with ``says``, why ``q`` is not the weight of a linear layer, or of an embedding if
     ``embeddings`` are taken too, or None. ``conv1d``: whether a layer that is [K, N] in the model is taken."""
@@ -168,6 +180,12 @@ def no_place(q: Described, who: str) -> str | None:
 def same_numbers(one: Format, other: Format) -> bool:
     """Whether two formats hold the same numbers: only the rule by which scales are rounded may differ."""
     return dataclasses.replace(one, scale_rule="floor") == dataclasses.replace(other, scale_rule="floor")
+
+
+def named_scheme(fmt: Format, act: str, static: bool, scales: Sequence[str]) -> Scheme:
+    """The scheme whose scales have the first of the dtypes ``scales`` that makes it a preset, or else the first."""
+    schemes = [Scheme(weight=dataclasses.replace(fmt, scale=scale), act=act, static=static) for scale in scales]
+    return next((scheme for scheme in schemes if scheme.name != "custom"), schemes[0])
 
 
 def kind_of(name: str, shape: tuple[int, ...], blocks: Collection[str] | None = None) -> str:
@@ -205,8 +223,7 @@ def grouped(
 def order_of(group_of: Tensor, k: int, group: int, what: str) -> Tensor | None:
     """The order that sorts the ``k`` columns by group of ``group`` columns ("act-order"); None if they are sorted
     already."""
-    if group_of.dtype != torch.int32 or tuple(group_of.shape) != (k,):
-        raise CheckpointError(f"{what} must be int32 [{k}], not {group_of.dtype} {list(group_of.shape)}")
+    expect(group_of, what, (torch.int32,), (k,))
     wanted = torch.arange(k, dtype=torch.int32) // group
     if torch.equal(group_of, wanted):
         return None

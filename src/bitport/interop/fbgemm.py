@@ -23,13 +23,12 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect
+from bitport.interop.checks import E4M3, Stored
 from bitport.interop.codec import WeightNames, check_complete, setting, tensors_of
 from bitport.numerics import Quantized
 from bitport.schemes import preset
 from bitport.tensor import from_parts
 
-E4M3 = torch.float8_e4m3fn
 BOUND, USUAL = "activation_scale_ub", 1200.0
 INPUT_BOUND = ".input_scale_ub"
 """A tensor of one number per layer; programs take the bound from the configuration instead."""
@@ -63,15 +62,15 @@ class Reader(codec.Reader):
         reason = f"the bound of inputs of each layer, which is {BOUND}"
         return {name: reason for name, it in held.items() if name.endswith(INPUT_BOUND) and math.prod(it.shape) == 1}
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: Stored) -> Tensor:
         experts = weight.name.endswith(EXPERTS)
-        data = expect(tensors["weight"], weight.parts["weight"], (E4M3,), (None,) * (3 if experts else 2))
+        data = weight.expect("weight", (E4M3,), (None,) * (3 if experts else 2))
         shape = tuple(data.shape)
         data = data.transpose(-2, -1).contiguous() if experts else data.contiguous()
         *stack, n, _ = data.shape
         column = (*stack, n, 1)
         stored = (*stack, 1, n) if weight.name.endswith(EXPERTS[0]) else column
-        scale = expect(tensors["scale"], weight.parts["scale"], (torch.float32,), stored).reshape(column)
+        scale = weight.expect("scale", (torch.float32,), stored).reshape(column)
         return from_parts(
             Quantized(data, scale.contiguous()), preset("fp8-wo"), shape=shape, dtype=self.dtype, transposed=experts
         )

@@ -35,14 +35,13 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec, gptq, modelopt
-from bitport.interop.checks import expect
+from bitport.interop.checks import E4M3, E8M0, POWERS, Stored, expect
 from bitport.interop.codec import Described, WeightNames, refuse_unknown, setting, tensors_of
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS, Scheme
 from bitport.schemes.presets import CHANNEL, TENSOR
 from bitport.tensor import QTensor, from_parts
 
-E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 OTHERS = (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 SCALES, INPUT_SCALES = ("_scale_inv", "_scale"), ("activation_scale", "input_scale")
 BARE = "scale"
@@ -57,7 +56,6 @@ DIVISORS = (
     "rounds on some processors, are used as they are"
 )
 BLOCK, MX, FP4 = PRESETS["fp8-block"], PRESETS["mxfp8"], PRESETS["mxfp4"].weight
-POWERS = (torch.uint8, E8M0)
 
 
 class Reader(codec.Reader):
@@ -152,27 +150,27 @@ class Reader(codec.Reader):
         reason = "scales of a cache of keys and values in float8"
         return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: Stored) -> Tensor:
         if self.beside and self.beside.has(weight.name):
-            return self.beside.read(weight, tensors)
-        fmt, parts, shape = (self._fp4 if tensors["weight"].dtype == torch.int8 else self._fp8)(weight, tensors)
+            return self.beside.read(weight)
+        fmt, parts, shape = (self._fp4 if weight["weight"].dtype == torch.int8 else self._fp8)(weight)
         act_scale = None
         if self.static:
-            one = (1,) * min(tensors["input"].dim(), 1)
-            act_scale = expect(tensors["input"], weight.parts["input"], FLOATS, one).to(torch.float32).reshape(())
+            one = (1,) * min(weight["input"].dim(), 1)
+            act_scale = weight.expect("input", FLOATS, one).to(torch.float32).reshape(())
         scheme = Scheme(weight=fmt, act=self.act, static=self.static)
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=act_scale)
 
-    def _fp8(self, weight: WeightNames, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
-        rank = 3 if tensors["weight"].dim() == 3 else 2
-        data = expect(tensors["weight"], weight.parts["weight"], (E4M3,), (None,) * rank)
-        fmt, scale = self._scale(tensors["scale"], weight.parts["scale"], data.shape)
+    def _fp8(self, weight: Stored) -> tuple[Format, Quantized, tuple[int, ...]]:
+        rank = 3 if weight["weight"].dim() == 3 else 2
+        data = weight.expect("weight", (E4M3,), (None,) * rank)
+        fmt, scale = self._scale(weight["scale"], weight.names["scale"], data.shape)
         return fmt, Quantized(data.contiguous(), scale), tuple(data.shape)
 
-    def _fp4(self, weight: WeightNames, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
-        codes = expect(tensors["weight"], weight.parts["weight"], (torch.int8,), (None, None))
+    def _fp4(self, weight: Stored) -> tuple[Format, Quantized, tuple[int, ...]]:
+        codes = weight.expect("weight", (torch.int8,), (None, None))
         shape = (codes.shape[0], 2 * codes.shape[1])
-        scale = expect(tensors["scale"], weight.parts["scale"], (E8M0,), FP4.scale_shape(*shape))
+        scale = weight.expect("scale", (E8M0,), FP4.scale_shape(*shape))
         return FP4, Quantized(codes.contiguous().view(torch.uint8), scale.contiguous()), shape
 
     def _scale(self, scale: Tensor, name: str, shape: torch.Size) -> tuple[Format, Tensor]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
+from bitport.interop.checks import Stored
 from bitport.interop.codec import Described, WeightNames, exactly, grouped, kind_of, order_of, refuse_unknown, setting
 from bitport.interop.shifts import of_zero_points, zero_points
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
@@ -139,34 +140,34 @@ class Reader(codec.Reader):
             )
         return found
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: Stored) -> Tensor:
         its = self._settings(weight.name.removesuffix(".weight"))
-        qweight, qzeros = tensors["qweight"], tensors["qzeros"]
-        if any(tensors[role].dim() != 2 for role in ("qweight", "qzeros", "scales")):
-            raise CheckpointError(f"{weight.parts['qweight']}, its qzeros and its scales must be matrices")
+        qweight, qzeros = weight["qweight"], weight["qzeros"]
+        if any(weight[role].dim() != 2 for role in ("qweight", "qzeros", "scales")):
+            raise CheckpointError(f"{weight.names['qweight']}, its qzeros and its scales must be matrices")
         k, n = qweight.shape[0] * 32 // its.bits, qweight.shape[1]
-        zero, scale = self._zero(qzeros, n, its.bits).t(), tensors["scales"].t()
+        zero, scale = self._zero(qzeros, n, its.bits).t(), weight["scales"].t()
         if zero.shape != scale.shape:
             raise CheckpointError(
-                f"{weight.parts['qzeros']} has zero points of {zero.shape[1]} groups, the scales of {n} columns are "
-                f"{[*tensors['scales'].shape]}"
+                f"{weight.names['qzeros']} has zero points of {zero.shape[1]} groups, the scales of {n} columns are "
+                f"{[*weight['scales'].shape]}"
             )
         if zero.numel() and int(zero.max()) > 255:
-            raise CheckpointError(f"{weight.parts['qzeros']} has the zero point 256: 8 bits end at 255")
+            raise CheckpointError(f"{weight.names['qzeros']} has the zero point 256: 8 bits end at 255")
         stream = to_stream(qweight.t(), k, its.bits)
-        perm = self._order(weight, tensors, k, its)
+        perm = self._order(weight, k, its)
         if perm is not None:
             stream = pack_bits(unpack_bits(stream, its.bits, k)[:, perm.long()], its.bits)
         parts, fmt = of_zero_points(stream, scale, zero, its.bits, (1, its.group), droppable=its.symmetric)
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype, perm=perm)
 
-    def _order(self, weight: WeightNames, tensors: dict[str, Tensor], k: int, its: Settings) -> Tensor | None:
+    def _order(self, weight: Stored, k: int, its: Settings) -> Tensor | None:
         group = its.group or max(k, 1)
-        if "g_idx" in tensors:
-            return order_of(tensors["g_idx"], k, group, weight.parts["g_idx"])
+        if "g_idx" in weight:
+            return order_of(weight["g_idx"], k, group, weight.names["g_idx"])
         if its.reordered and group < k:
             raise CheckpointError(
-                f"{weight.parts['qweight']} is there without g_idx, and quantization_config says desc_act: nothing "
+                f"{weight.names['qweight']} is there without g_idx, and quantization_config says desc_act: nothing "
                 f"tells which columns a scale belongs to; fetch the checkpoint again"
             )
         return None

@@ -32,7 +32,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect
+from bitport.interop.checks import Stored
 from bitport.interop.codec import Described, WeightNames, exactly, grouped
 from bitport.interop.shifts import zero_points
 from bitport.numerics import FLOATS, Format, Quantized
@@ -87,16 +87,16 @@ class Reader(codec.Reader):
                 raise CheckpointError(f"{name} is there without a W_q; fetch the checkpoint again")
         return found
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        its = Layer.of(weight, tensors)
-        (n, k), name = its.shape, weight.parts["W_q"]
-        codes = _codes(tensors["W_q"], name, its)
+    def read(self, weight: Stored) -> Tensor:
+        its = Layer.of(weight)
+        (n, k), name = its.shape, weight.names["W_q"]
+        codes = _codes(weight["W_q"], name, its)
         bits = math.ceil(its.nbits)
         if int(codes.max()) >= 1 << bits:
             raise CheckpointError(f"{name} holds the code {int(codes.max())}, which takes more than {bits} bits")
         grid = (its.rows, 1) if its.axis == 1 else (1, its.columns)
-        scale = expect(tensors["scale"], weight.parts["scale"], FLOATS, grid)
-        zero = expect(tensors["zero"], weight.parts["zero"], (scale.dtype,), grid)
+        scale = weight.expect("scale", FLOATS, grid)
+        zero = weight.expect("zero", (scale.dtype,), grid)
         block = _block(its, name)
         fmt = Format(dtype=f"int{bits}", block=block, zero="float", scale="input")
         scale, zero = (part.reshape(fmt.scale_shape(n, k)).contiguous() for part in (scale, zero))
@@ -160,33 +160,33 @@ class Layer(NamedTuple):
     floated: bool
 
     @classmethod
-    def of(cls, weight: WeightNames, tensors: Mapping[str, Tensor]) -> Layer:
+    def of(cls, weight: Stored) -> Layer:
         def number(role: str) -> float:
-            given = tensors.get(role)
+            given = weight.get(role)
             if given is None:
                 return 0
             floats = (torch.float32,) if role == "nbits" else ()
             if given.numel() != 1 or given.dtype not in (torch.uint8, torch.int32, torch.int64, *floats):
                 raise CheckpointError(
-                    f"{weight.parts[role]} must be one number, not {given.dtype} {list(given.shape)}; fetch the "
+                    f"{weight.names[role]} must be one number, not {given.dtype} {list(given.shape)}; fetch the "
                     f"checkpoint again"
                 )
             return round(given.item(), 2)
 
-        said = tensors["packing"]
+        said = weight["packing"]
         text = bytes(said.tolist()).decode("ascii", "replace") if _is_text(said) else f"{said.dtype} {list(said.shape)}"
         packing, nbits = PACKINGS.get(text), number("nbits")
         if packing is None or nbits not in packing.nbits:
             known = ", ".join(f"{name} of {' or '.join(map(str, its.nbits))} bits" for name, its in PACKINGS.items())
-            raise CheckpointError(f"{weight.parts['packing']} is {text!r}, of {nbits} bits; {known} are read")
+            raise CheckpointError(f"{weight.names['packing']} is {text!r}, of {nbits} bits; {known} are read")
         for role in ("quant_scale", "quant_zero"):
             if number(role):
-                raise CheckpointError(f"{weight.parts[role]}: statistics that are themselves quantized are not read")
-        n, k = expect(tensors["shape"], weight.parts["shape"], (torch.int64, torch.int32), (2,)).tolist()
+                raise CheckpointError(f"{weight.names[role]}: statistics that are themselves quantized are not read")
+        n, k = weight.expect("shape", (torch.int64, torch.int32), (2,)).tolist()
         axis, group = number("axis"), number("group_size")
         if n < 1 or k < 1 or axis not in (0, 1) or group < 1 or n * k % group:
             raise CheckpointError(
-                f"{weight.parts['shape']}: {n}x{k} in groups of {group} along axis {axis} is no matrix in whole groups "
+                f"{weight.names['shape']}: {n}x{k} in groups of {group} along axis {axis} is no matrix in whole groups "
                 f"along axis 0 or 1; fetch the checkpoint again"
             )
         return cls(packing, nbits, int(axis), int(group), (n, k), bool(number("view_as_float")))

@@ -35,15 +35,8 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import (
-    Described,
-    WeightNames,
-    check_complete,
-    refuse_unknown,
-    same_numbers,
-    setting,
-)
+from bitport.interop.checks import Stored, expect
+from bitport.interop.codec import Described, WeightNames, check_complete, refuse_unknown, same_numbers, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import FLOATS, Format, Quantized
@@ -185,40 +178,36 @@ class Reader(codec.Reader):
         parts = {f"{each}.{end}": f"{path}.{end}" for each, path in modules.items() for end in ends}
         return WeightNames(f"{block}.experts.{name}", parts)
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        first = next(iter(weight.parts.values()))
-        its, rank = self._of(first.rpartition(".")[0]), 2
+    def read(self, weight: Stored) -> Tensor:
+        its, rank = self._of(next(iter(weight.names.values())).rpartition(".")[0]), 2
         if not weight.name.endswith(".weight"):
-            tensors, rank = _below_each_other(weight, tensors), 3
-            weight = WeightNames(weight.name, dict.fromkeys(tensors, first))
-        words = expect(tensors["weight"], weight.parts["weight"], (torch.uint32,), (None,) * rank).view(torch.int32)
+            weight, rank = _below_each_other(weight), 3
+        words = weight.expect("weight", (torch.uint32,), (None,) * rank).view(torch.int32)
         *stack, n, width = words.shape
         k = width * 32 // its.bits
         if k % its.group or width * 32 % its.bits:
             raise CheckpointError(
-                f"{weight.parts['weight']}: rows of {width} words are no whole groups of {its.group} codes of "
+                f"{weight.names['weight']}: rows of {width} words are no whole groups of {its.group} codes of "
                 f"{its.bits} bits"
             )
         grid = (*stack, n, k // its.group)
         if its.mode == AFFINE:
-            scale = expect(tensors["scales"], weight.parts["scales"], FLOATS, grid)
-            shift = expect(tensors[self.shift], weight.parts[self.shift], FLOATS, grid)
+            scale = weight.expect("scales", FLOATS, grid)
+            shift = weight.expect(self.shift, FLOATS, grid)
             parts, fmt = of_shifts(to_codes(words, k, its.bits), scale, shift, its.bits, its.group)
         else:
-            parts, fmt = self._floats(weight, tensors, to_stream(words, k, its.bits), its.mode, grid)
+            parts, fmt = self._floats(weight, to_stream(words, k, its.bits), its.mode, grid)
         return from_parts(parts, Scheme(weight=fmt), shape=(*stack, n, k), dtype=self.dtype)
 
-    def _floats(
-        self, weight: WeightNames, tensors: dict[str, Tensor], stream: Tensor, mode: str, grid: tuple[int, ...]
-    ) -> tuple[Quantized, Format]:
+    def _floats(self, weight: Stored, stream: Tensor, mode: str, grid: tuple[int, ...]) -> tuple[Quantized, Format]:
         fmt = preset(FIXED[mode][2]).weight
-        scale = expect(tensors["scales"], weight.parts["scales"], (torch.uint8,), grid).contiguous()
+        scale = weight.expect("scales", (torch.uint8,), grid).contiguous()
         data, scale = stream.view(fmt.number.storage), scale.view(fmt.scale_dtype(self.dtype))
         if not fmt.global_scale:
             return Quantized(data, scale), fmt
-        if (largest := tensors.get(GLOBAL)) is None:
+        if (largest := weight.get(GLOBAL)) is None:
             return Quantized(data, scale, None, torch.ones(*grid[:-2], 1, 1, dtype=torch.float32)), fmt
-        largest = largest if len(grid) > 2 else number_in(largest, weight.parts[GLOBAL]).reshape(1, 1)
+        largest = largest if len(grid) > 2 else weight.number(GLOBAL).reshape(1, 1)
         rows = largest.float() / LARGEST
         second = rows[..., :1, :].contiguous()
         if bool((rows == second).all()):
@@ -229,25 +218,26 @@ class Reader(codec.Reader):
         return self.own.get(module, self.common)
 
 
-def _below_each_other(weight: WeightNames, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of stacked experts, [E, rows, ..], with the rows of all projections of an expert concatenated and
-    global scales repeated for each row."""
-    tensors = dict(tensors)
-    for role, part in weight.parts.items():
+def _below_each_other(weight: Stored) -> Stored:
+    """Stacked experts, [E, rows, ..], with the rows of all projections of an expert concatenated and global scales
+    repeated for each row."""
+    tensors = dict(weight)
+    for role, part in weight.names.items():
         projection, _, end = role.rpartition(".")
         if end == GLOBAL:
-            each = expect(tensors[role], part, FLOATS, (None,))
+            each = weight.expect(role, FLOATS, (None,))
             tensors[role] = each.reshape(-1, 1, 1).expand(-1, tensors[f"{projection}.weight"].shape[1], 1)
         expect(tensors[role], part, (tensors[role].dtype,), (None, None, None))
-    first, _, end = next(iter(weight.parts)).rpartition(".")
+    first, _, end = next(iter(weight.names)).rpartition(".")
     experts = len(tensors[f"{first}.{end}"])
     every: dict[str, list[Tensor]] = {}
-    for role, part in weight.parts.items():
+    for role, part in weight.names.items():
         projection, _, end = role.rpartition(".")
         like, rows = tensors[f"{first}.{end}"], tensors[f"{projection}.weight"].shape[1]
         checked = expect(tensors[role], part, (like.dtype,), (experts, rows, like.shape[2]))
         every.setdefault(end, []).append(checked)
-    return {end: torch.cat(each, 1) for end, each in every.items()}
+    joined = {end: torch.cat(each, 1) for end, each in every.items()}
+    return Stored(weight.name, dict.fromkeys(joined, next(iter(weight.names.values()))), joined)
 
 
 class Writer(codec.Writer):

@@ -32,13 +32,13 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import as_grid, expect, number_in
+from bitport.interop.checks import E4M3, E8M0, Stored, as_grid, expect
 from bitport.interop.codec import WeightNames, check_complete, setting, tensors_of
 from bitport.numerics import FLOATS, STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.tensor import from_parts
 
-E4M3, MIXED = torch.float8_e4m3fn, "MIXED_PRECISION"
+MIXED = "MIXED_PRECISION"
 SCHEMES = {
     "FP8": PRESETS["fp8"],
     "FP8_PER_CHANNEL_PER_TOKEN": PRESETS["fp8-row"],
@@ -90,7 +90,7 @@ class Reader(codec.Reader):
             packed = it.dtype in (E4M3, torch.uint8) or name.endswith(ROLES)
             if name not in known and (packed or ".svdquant_" in name):
                 raise CheckpointError(f"{name} belongs to no weight with a weight_scale; fetch the checkpoint again")
-        if any("input_scale" in weight.parts and not self._of_weight(weight).act for weight in found):
+        if any("input_scale" in weight.parts and not self._of(weight.name.rpartition(".")[0]).act for weight in found):
             self.notes.append(UNUSED)
         return found
 
@@ -119,11 +119,11 @@ class Reader(codec.Reader):
         scales = [name for name, it in held.items() if name.endswith(CACHE_SCALES) and math.prod(it.shape) == 1]
         return dict.fromkeys((*scales, *(name for name in held if name.endswith(CACHE_SHIFTS))), reason)
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        scheme, stacked = self._of_weight(weight), not weight.name.endswith(".weight")
+    def read(self, weight: Stored) -> Tensor:
+        scheme, stacked = self._of(weight.name.rpartition(".")[0]), not weight.name.endswith(".weight")
         fmt = scheme.weight
-        data = expect(tensors["weight"], weight.parts["weight"], (fmt.number.storage,), (None,) * (3 if stacked else 2))
-        scale, name = tensors["weight_scale"], weight.parts["weight_scale"]
+        data = weight.expect("weight", (fmt.number.storage,), (None,) * (3 if stacked else 2))
+        scale, name = weight["weight_scale"], weight.names["weight_scale"]
         if stacked:
             data = data.transpose(1, 2)
             scale = scale.transpose(1, 2) if scale.dim() == 3 else scale
@@ -131,21 +131,20 @@ class Reader(codec.Reader):
         k = width * 8 // fmt.number.bits
         grid = (*experts, *fmt.scale_shape(n, k))
         if fmt.scale == "e8m0":
-            scale = expect(scale, name, (torch.uint8,), grid).contiguous().view(torch.float8_e8m0fnu)
+            scale = expect(scale, name, (torch.uint8,), grid).contiguous().view(E8M0)
         elif fmt.scale == "e4m3":
             scale = expect(scale, name, (E4M3,), grid).contiguous()
         else:
-            plain = number_in(scale, name).expand(grid) if stacked else _plain(scale, grid)
+            plain = weight.number("weight_scale").expand(grid) if stacked else _plain(scale, grid)
             scale = expect(plain, name, FLOATS, grid).float().contiguous()
         second = None
         if fmt.global_scale:
-            second = number_in(tensors["weight_scale_2"], weight.parts["weight_scale_2"])
+            second = weight.number("weight_scale_2")
             second = second.expand(*experts, 1, 1).contiguous()
-        before, fixed = tensors.get("pre_quant_scale"), None
-        if before is not None:
-            expect(before, weight.parts["pre_quant_scale"], FLOATS, (k,))
-        if scheme.act in STATIC and "input_scale" in tensors:
-            fixed = number_in(tensors["input_scale"], weight.parts["input_scale"])
+        before = weight.expect("pre_quant_scale", FLOATS, (k,)) if "pre_quant_scale" in weight else None
+        fixed = None
+        if scheme.act in STATIC and "input_scale" in weight:
+            fixed = weight.number("input_scale")
             scheme = Scheme(weight=fmt, act=scheme.act, static=True)
         return from_parts(
             Quantized(data.contiguous(), scale, None, second),
@@ -156,9 +155,6 @@ class Reader(codec.Reader):
             pre_scale=before,
             act_scale=fixed,
         )
-
-    def _of_weight(self, weight: WeightNames) -> Scheme:
-        return self._of(weight.name.rpartition(".")[0])
 
     def has(self, name: str) -> bool:
         """Whether quantized_layers has the module of the tensor ``name``, or a module that contains it."""

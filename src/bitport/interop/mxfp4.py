@@ -19,7 +19,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError
 from bitport.interop import codec
-from bitport.interop.checks import expect
+from bitport.interop.checks import E8M0, POWERS, Stored
 from bitport.interop.codec import Described, WeightNames, check_complete
 from bitport.numerics import Quantized
 from bitport.schemes import PRESETS, preset
@@ -27,7 +27,6 @@ from bitport.tensor import QTensor, from_parts
 
 BYTES = 16
 """Bytes per block of 32 codes."""
-EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 BLOCKS, SCALES = "_blocks", "_scales"
 BOTH = ("gate_up_proj", "down_proj")
 FORMAT = PRESETS["mxfp4"].weight
@@ -39,18 +38,18 @@ class Reader(codec.Reader):
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = {}
         for name, it in held.items():
-            if name.endswith((BLOCKS, SCALES)) and it.dtype in EXPONENTS:
+            if name.endswith((BLOCKS, SCALES)) and it.dtype in POWERS:
                 parameter = name.removesuffix(BLOCKS).removesuffix(SCALES)
                 parts = {"blocks": parameter + BLOCKS, "scales": parameter + SCALES}
                 check_complete(name, parts.values(), held)
                 found[parameter] = WeightNames(parameter, parts)
         return list(found.values())
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        blocks = expect(tensors["blocks"], weight.parts["blocks"], (torch.uint8,), (None, None, None, BYTES))
+    def read(self, weight: Stored) -> Tensor:
+        blocks = weight.expect("blocks", (torch.uint8,), (None, None, None, BYTES))
         experts, n, groups, _ = blocks.shape
-        scales = expect(tensors["scales"], weight.parts["scales"], EXPONENTS, (experts, n, groups))
-        parts = Quantized(blocks.flatten(-2).contiguous(), scales.contiguous().view(torch.float8_e8m0fnu))
+        scales = weight.expect("scales", POWERS, (experts, n, groups))
+        parts = Quantized(blocks.flatten(-2).contiguous(), scales.contiguous().view(E8M0))
         shape = (experts, 2 * BYTES * groups, n)
         return from_parts(parts, preset("mxfp4-wo"), shape=shape, dtype=self.dtype, transposed=True)
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect
+from bitport.interop.checks import Stored, expect
 from bitport.interop.codec import Described, WeightNames, check_complete, exactly, setting, tensors_of
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
@@ -138,47 +138,47 @@ class Reader(codec.Reader):
         scales = [f"{module}.{end}" for module in norms for end in (INPUT, OUTPUT)]
         return {name: "scales of what norms give (output_scale)" for name in scales if name in held}
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: Stored) -> Tensor:
         its = self._of(weight.name.rpartition(".")[0])
-        parts, scheme, shape = (self._packed if "shift" in tensors else self._whole)(weight, tensors, its.weights)
+        parts, scheme, shape = (self._packed if "shift" in weight else self._whole)(weight, its.weights)
         act, act_scale = ACTS[its.activations] if len(shape) == 2 else "", None
         if act:
-            if INPUT not in tensors:
+            if INPUT not in weight:
                 raise CheckpointError(f"{weight.name} rounds its inputs, and its {INPUT} is not there")
-            act_scale = expect(tensors[INPUT], weight.parts[INPUT], FLOATS, ()).float()
+            act_scale = weight.expect(INPUT, FLOATS, ()).float()
             scheme = dataclasses.replace(scheme, act=act, static=True)
             if its.weights == its.activations == "qint8":
                 parts, scheme = parts._replace(scale=parts.scale.float()), preset("int8-static")
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=act_scale)
 
-    def _whole(self, weight: WeightNames, tensors: dict[str, Tensor], kind: str) -> Parts:
-        (dtype, name), ones = WHOLE[kind], (1,) * max(tensors["data"].dim() - 1, 1)
-        given = expect(tensors["data"], weight.parts["data"], (dtype,), (None, *(None,) * len(ones)))
-        n, scale = given.shape[0], tensors["scale"]
-        expect(scale, weight.parts["scale"], FLOATS, () if n == 1 and scale.dim() == 0 else (n, *ones))
+    def _whole(self, weight: Stored, kind: str) -> Parts:
+        (dtype, name), ones = WHOLE[kind], (1,) * max(weight["data"].dim() - 1, 1)
+        given = weight.expect("data", (dtype,), (None,) * (1 + len(ones)))
+        n, scale = given.shape[0], weight["scale"]
+        expect(scale, weight.names["scale"], FLOATS, () if n == 1 and scale.dim() == 0 else (n, *ones))
         data, scale = given.reshape(n, -1).contiguous(), scale.reshape(n, 1).contiguous()
         if kind == "qint8":
             return Quantized(from_signed(data), scale), preset(name), tuple(given.shape)
         return Quantized(data, scale.float()), preset(name), tuple(given.shape)
 
-    def _packed(self, weight: WeightNames, tensors: dict[str, Tensor], kind: str) -> Parts:
-        bits, ones = PACKED[kind], (1,) * max(tensors["data"].dim() - 1, 1)
-        scale = expect(tensors["scale"], weight.parts["scale"], FLOATS, (None, *ones))
+    def _packed(self, weight: Stored, kind: str) -> Parts:
+        bits, ones = PACKED[kind], (1,) * max(weight["data"].dim() - 1, 1)
+        scale = weight.expect("scale", FLOATS, (None, *ones))
         count, highest = scale.shape[0], (1 << bits) - 1
-        shift = expect(tensors["shift"], weight.parts["shift"], (scale.dtype, torch.uint8, torch.int8), scale.shape)
+        shift = weight.expect("shift", (scale.dtype, torch.uint8, torch.int8), scale.shape)
         rows = (-(-count * bits // 8), *(None,) * len(ones))
-        data = expect(tensors["data"], weight.parts["data"], (torch.uint8,), rows)
+        data = weight.expect("data", (torch.uint8,), rows)
         n = (shape := self._shape(weight, count, tuple(data.shape[1:])))[0]
         codes = torch.cat([data >> at & highest for at in range(0, 8, bits)])[:count].reshape(n, -1)
         scale, shift = scale.reshape(n, -1), shift.reshape(n, -1)
         if not shift.is_floating_point():
             if int(shift.min()) < 0 or int(shift.max()) > highest:
-                raise CheckpointError(f"{weight.parts['shift']} must be from 0 to {highest}, as {bits} bits are")
+                raise CheckpointError(f"{weight.names['shift']} must be from 0 to {highest}, as {bits} bits are")
             shift = shift.double() * scale.double()
         parts, fmt = of_shifts(codes, scale, -shift, bits, codes.shape[1] // scale.shape[1])
         return parts, Scheme(weight=fmt if count > n else dataclasses.replace(fmt, block=(1, 0))), shape
 
-    def _shape(self, weight: WeightNames, count: int, rest: tuple[int, ...]) -> tuple[int, ...]:
+    def _shape(self, weight: Stored, count: int, rest: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the weight with ``count`` rows of codes of shape ``rest``."""
         if len(rest) > 1 or rest[0] not in GROUPS:
             return (count, *rest)
@@ -190,7 +190,7 @@ class Reader(codec.Reader):
         group = _group(k)
         if n * k != total or group != rest[0]:
             raise CheckpointError(
-                f"{weight.parts['data']}: {count} groups of {rest[0]} make no weight of {n} rows, as its bias has or "
+                f"{weight.names['data']}: {count} groups of {rest[0]} make no weight of {n} rows, as its bias has or "
                 f"the model that config.json describes"
             )
         return n, k

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import reprlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from bitport.checkpoint.dtypes import DTYPES
 from bitport.checkpoint.load import read_plain
 from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.checkpoint.manifest import Entry
 from bitport.checkpoint.names import target_of
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
@@ -22,20 +23,17 @@ from bitport.checkpoint.side_files import carried, check_others
 from bitport.checkpoint.source import Source
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import comfy, gguf
+from bitport.interop.checks import Stored, within
 from bitport.interop.codec import Described, Reader, WeightNames, kind_of
 from bitport.interop.formats import READERS
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS
-from bitport.schemes import Scheme
 from bitport.schemes.experts import expert_blocks
 from bitport.tensor import QTensor
 
 MISTRAL = "params.json"
 """The configuration file of Mistral's own programs, instead of a config.json. Such checkpoints use other tensor names
 and another order of rows in query and key projections."""
-
-LONGEST = 1500
-"""Characters of a reader's error message."""
 
 
 class Readable(Protocol):
@@ -86,12 +84,10 @@ class Foreign:
                 f"by {reprlib.repr(self.format)}" if said.get("quant_method") else "and does not say how (quant_method)"
             )
             raise CheckpointError(f"{path} is quantized {how}; {', '.join(READERS)} are read")
-        try:
+        with within(path):
             self.reader: Reader = READERS[self.format](said, self._dtype())
             self.reader.metadata, self.reader.model = self.files.metadata, self.files.config
             self.weights = self.reader.weights(self.files.stored)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {_short(error)}") from error
         names = {weight.name for weight in self.weights}
         self.tied = {alias: name for alias, name in self.files.tied.items() if alias not in names}
         dropped = {**self.reader.dropped(self.files.stored), **self._zero_biases()}
@@ -123,7 +119,7 @@ class Foreign:
 
             for name in self.files.stored:
                 if weight := self.first.get(name):
-                    yield weight.name, self._read(weight, {role: read(part) for role, part in weight.parts.items()})
+                    yield weight.name, self._read(weight.read(read))
                 elif name not in self.rest:
                     yield name, read(name)
 
@@ -133,11 +129,9 @@ class Foreign:
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return carried(self.path, quantization)
 
-    def _read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
-        try:
-            value = self.reader.read(weight, tensors)
-        except (ArgumentError, CheckpointError) as error:
-            raise CheckpointError(f"{self.path}: {weight.name} is no valid {self.format}: {_short(error)}") from error
+    def _read(self, weight: Stored) -> Tensor:
+        with within(f"{self.path}: {weight.name} is no valid {self.format}"):
+            value = self.reader.read(weight)
         module = target_of(weight.name, tuple(value.shape), value.dtype, self.files.model_type)
         conv1d = module is not None and module.kind == "linear" and module.transposed
         return value.t() if conv1d else value
@@ -211,7 +205,7 @@ class Own:
         blocks = expert_blocks(self.names())
         for name, entry in self.stored.items():
             if entry.scheme is not None:
-                yield _described(name, entry.scheme, entry.shape, entry.transposed, frozenset(entry.parts), blocks)
+                yield _described(name, entry, entry.parts, blocks)
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return carried(self.path, quantization)
@@ -235,12 +229,6 @@ def source_of(path: Path, config: Path | None = None) -> Readable:
     return Foreign(path) if model is None else gguf.Gguf(model)
 
 
-def _short(error: BitportError) -> str:
-    """The message, which may quote a value of the file of any length."""
-    text = str(error)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
-
-
 def method_of(path: Path) -> str | None:
     """The quantization method that a directory declares; None if it declares none, or is not a directory bitport can
     read."""
@@ -253,7 +241,7 @@ def method_of(path: Path) -> str | None:
 
 def description(name: str, q: QTensor, blocks: Collection[str] | None = None) -> Described:
     """``blocks``: as for :func:`kind_of`."""
-    return _described(name, q.scheme, tuple(q.shape), q.transposed, frozenset(q.__tensor_flatten__()[0]), blocks)
+    return _described(name, q, q.__tensor_flatten__()[0], blocks)
 
 
 def upright(q: QTensor) -> QTensor:
@@ -263,15 +251,10 @@ def upright(q: QTensor) -> QTensor:
     return view
 
 
-def _described(
-    name: str,
-    scheme: Scheme,
-    shape: tuple[int, ...],
-    transposed: bool,
-    parts: frozenset[str],
-    blocks: Collection[str] | None,
-) -> Described:
+def _described(name: str, q: QTensor | Entry, parts: Iterable[str], blocks: Collection[str] | None) -> Described:
     """See :func:`upright`."""
-    conv1d = transposed and len(shape) == 2
-    shape = shape[::-1] if conv1d else shape
-    return Described(name, scheme, shape, kind_of(name, shape, blocks), transposed and not conv1d, parts, conv1d)
+    assert q.scheme is not None
+    conv1d = q.transposed and len(q.shape) == 2
+    shape = tuple(q.shape)[::-1] if conv1d else tuple(q.shape)
+    kind, transposed = kind_of(name, shape, blocks), q.transposed and not conv1d
+    return Described(name, q.scheme, shape, kind, transposed, frozenset(parts), conv1d)

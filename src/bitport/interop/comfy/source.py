@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
-from bitport.errors import ArgumentError, CheckpointError, shortened
-from bitport.interop.checks import dtype_of_all, fits
-from bitport.interop.codec import Described, kind_of
+from bitport.errors import CheckpointError, shortened
+from bitport.interop.checks import dtype_of_all, fits, within
+from bitport.interop.codec import Described, kind_of, parts_of
 from bitport.interop.comfy.stored import INPUTS, ComfyWeight, is_role, stored_in
 from bitport.interop.diffusers_model import Component, unused_notes
 from bitport.interop.tracing import Run, TracedTensor, in_rows
@@ -47,20 +47,16 @@ class Comfy:
         with SafetensorsReader(path) as reader:
             held = reader.tensors
             self.nbytes = sum(span.end - span.start for span in held.values())
-            try:
+            with within(path):
                 self.stored = stored_in(reader)
-            except CheckpointError as error:
-                raise CheckpointError(f"{path}: {error}") from error
             if not self.stored:
                 raise CheckpointError(f"{path} holds no quantized weight: quantize it with bitport quantize")
             self.component = Component(config, len(held))
-            try:
+            with within(path):
                 shapes = {name: span.shape for name, span in held.items() if not is_role(name)}
                 shapes |= {name: each.shape for name, each in self.stored.items()}
                 made = self.component.made_of(shapes)
                 self.pieces = [self._piece(name, each, held) for name, each in made.items()]
-            except CheckpointError as error:
-                raise CheckpointError(f"{path}: {error}") from error
             self.dtype = dtype_of_all(lambda dtype: all(self._fits(piece, dtype, reader) for piece in self.pieces))
         self.notes = [*self._notes(held), *unused_notes(shapes, made)]
 
@@ -70,18 +66,15 @@ class Comfy:
     def items(self) -> Iterator[tuple[str, Tensor]]:
         with SafetensorsReader(self.path, mapped=True) as reader:  # several pieces may be rows of one tensor
             for piece in self.pieces:
-                try:
+                with within(f"{self.path}: {piece.name}"):
                     yield piece.name, self._read(piece, reader)
-                except (ArgumentError, CheckpointError) as error:
-                    raise CheckpointError(f"{self.path}: {piece.name}: {error}") from error
 
     def described(self) -> Iterator[Described]:
         blocks = expert_blocks(self.names())
         for name, shape, _, of in self.pieces:
             if of is not None:
-                parts = {"qdata": True, "scale": True, "scale2": of.second, "pre_scale": of.before}
-                held = frozenset(part for part, there in parts.items() if there)
-                yield Described(name, of.scheme, shape, kind_of(name, shape, blocks), False, held)
+                parts = parts_of(of.scheme) | ({"pre_scale"} if of.before else set())
+                yield Described(name, of.scheme, shape, kind_of(name, shape, blocks), False, parts)
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return self.component.files(quantization)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import refuse_unknown, same_numbers, setting
+from bitport.interop.codec import named_scheme, refuse_unknown, same_numbers, setting
 from bitport.numerics import ACTIVATIONS, Format
 from bitport.schemes import PRESETS, Scheme
 
@@ -107,9 +107,7 @@ def scheme_of(fmt: Format, stored: str, act: str, static: bool) -> Scheme:
         return Scheme(weight=FIXED[stored], act=act, static=static)
     if fmt.dtype == "int1":  # symmetric int1 means -1 and 0 here, but -1/2 and 1/2 in bitport
         fmt = dataclasses.replace(fmt, zero="int")
-    scales = ("input", "float32") if fmt.number.kind == "int" else ("float32", "input")
-    schemes = [Scheme(weight=dataclasses.replace(fmt, scale=scale), act=act, static=static) for scale in scales]
-    return next((scheme for scheme in schemes if scheme.name != "custom"), schemes[0])
+    return named_scheme(fmt, act, static, ("input", "float32") if fmt.number.kind == "int" else ("float32", "input"))
 
 
 def activation_of(said: Mapping[str, Any], what: str) -> tuple[str, bool]:

@@ -32,6 +32,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop import codec
+from bitport.interop.checks import Stored
 from bitport.interop.codec import Described, WeightNames, setting
 from bitport.interop.compressed_tensors.arguments import FORMATS, PACKED, formats_of
 from bitport.interop.compressed_tensors.groups import MIXED, NO_NUMBERS, READ, Groups, group_of, is_embedding
@@ -70,9 +71,9 @@ class Reader(codec.Reader):
                 found[name.removesuffix(last)] = None
         return [self._weight(prefix, held) for prefix in found]
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: Stored) -> Tensor:
         group = self.groups.of(_module(weight.name))
-        scheme, parts = group.scheme, Parts(group, weight.parts, tensors, self.padded)
+        scheme, parts = group.scheme, Parts(group, weight, self.padded)
         data, n, k = parts.codes()
         grid = scheme.weight.scale_shape(n, k)
         perm, number = parts.perm(k), scheme.weight.number

@@ -4,14 +4,13 @@ accessor validates what it returns."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from bitport.errors import CheckpointError
-from bitport.interop.checks import as_grid
+from bitport.interop.checks import E4M3, E8M0, POWERS, Stored
 from bitport.interop.codec import order_of
 from bitport.interop.compressed_tensors.arguments import BYTES, PACKED
 from bitport.interop.compressed_tensors.groups import Group
@@ -47,9 +46,7 @@ def is_packed(group: Group) -> bool:
 @dataclasses.dataclass(frozen=True)
 class Parts:
     group: Group
-    names: Mapping[str, str]
-    """Role -> name in the file."""
-    tensors: Mapping[str, Tensor]
+    weight: Stored
     padded: bool
     """Whether no code crosses a word boundary, if the number of words is ambiguous."""
 
@@ -57,15 +54,16 @@ class Parts:
         """(codes as bitport stores them, N, K)."""
         number = self.group.scheme.weight.number
         if self.group.format == PACKED:
-            words = self._matrix("weight_packed", torch.int32)
-            rows, k = self._shaped("weight_shape", (2,), torch.int64, torch.int32).tolist()
+            words = self.weight.expect("weight_packed", (torch.int32,), (None, None))
+            rows, k = self.weight.expect("weight_shape", (torch.int64, torch.int32), (2,)).tolist()
             if rows != words.shape[0] or k < 1:
                 self._fail("weight_shape", f"[{words.shape[0]}, columns]")
             return self._stream(words, k, number.bits), rows, k
         if number.kind == "int":
-            codes = self._codes("weight", self._matrix("weight", torch.int8))
+            codes = self._codes("weight", self.weight.expect("weight", (torch.int8,), (None, None)))
             return pack_bits(codes, number.bits), *codes.shape
-        stored = self._matrix("weight_packed" if is_packed(self.group) else "weight", number.storage)
+        role = "weight_packed" if is_packed(self.group) else "weight"
+        stored = self.weight.expect(role, (number.storage,), (None, None))
         n, width = stored.shape
         if width * 8 % number.bits:
             self._fail("weight_packed", f"rows of whole codes of {number.bits} bits")
@@ -74,10 +72,10 @@ class Parts:
     def scale(self, grid: tuple[int, int]) -> Tensor:
         kept = self.group.scheme.weight.scale
         if kept == "e8m0":
-            return self._shaped("weight_scale", grid, torch.uint8, torch.float8_e8m0fnu).view(torch.float8_e8m0fnu)
+            return self.weight.grid("weight_scale", POWERS, grid).view(E8M0)
         if kept == "e4m3":
-            return self._shaped("weight_scale", grid, torch.float8_e4m3fn)
-        scale = self._shaped("weight_scale", grid, *FLOATS)
+            return self.weight.grid("weight_scale", (E4M3,), grid)
+        scale = self.weight.grid("weight_scale", FLOATS, grid)
         return scale.to(torch.float32) if kept == "float32" else scale
 
     def zero(self, n: int, grid: tuple[int, int]) -> Tensor | None:
@@ -86,9 +84,9 @@ class Parts:
             self._must_be_zero("weight_zero_point")
             return None if fmt.zero == "none" else torch.full(grid, 1 << (fmt.number.bits - 1), dtype=torch.uint8)
         if self.group.format == PACKED and fmt.block[0] == 1:
-            words = self._matrix("weight_zero_point", torch.int32)
+            words = self.weight.expect("weight_zero_point", (torch.int32,), (None, None))
             return unpack_bits(self._stream(words.t(), n, fmt.number.bits), fmt.number.bits, n).t().contiguous()
-        return self._codes("weight_zero_point", self._shaped("weight_zero_point", grid, torch.int8))
+        return self._codes("weight_zero_point", self.weight.grid("weight_zero_point", (torch.int8,), grid))
 
     def scale2(self) -> Tensor:
         return self._reciprocal("weight_global_scale", (1, 1))
@@ -96,11 +94,11 @@ class Parts:
     def perm(self, k: int) -> Tensor | None:
         """The order that sorts columns by group; None if they are sorted, or if it was never set (-1)."""
         group = self.group.scheme.weight.block[1]
-        if "weight_g_idx" not in self.tensors or group == 0:
+        if "weight_g_idx" not in self.weight or group == 0:
             return None
-        group_of = self._shaped("weight_g_idx", (k,), torch.int32)
+        group_of = self.weight.grid("weight_g_idx", (torch.int32,), (k,))
         unset = bool((group_of == -1).any())
-        return None if unset else order_of(group_of, k, group, self.names["weight_g_idx"])
+        return None if unset else order_of(group_of, k, group, self.weight.names["weight_g_idx"])
 
     def act_scale(self) -> Tensor | None:
         if not self.group.scheme.static:
@@ -108,10 +106,10 @@ class Parts:
         if (role := fixed_scale_of(self.group)) == "input_global_scale":
             return self._reciprocal(role, (1,))
         self._must_be_zero("input_zero_point")
-        return self._shaped("input_scale", (1,), *FLOATS).to(torch.float32)
+        return self.weight.grid("input_scale", FLOATS, (1,)).to(torch.float32)
 
     def _reciprocal(self, role: str, shape: tuple[int, ...]) -> Tensor:
-        divisor = self._shaped(role, shape, torch.float32)
+        divisor = self.weight.grid(role, (torch.float32,), shape)
         number = 1 / divisor
         if not (0 < float(number) < float("inf") and 0 < float(divisor) < float("inf")):
             self._fail(role, "a positive number that has a reciprocal")
@@ -133,23 +131,12 @@ class Parts:
         return codes.to(torch.uint8)
 
     def _must_be_zero(self, role: str) -> None:
-        if role in self.tensors and bool((self.tensors[role].to(torch.float32) != 0).any()):
+        if role in self.weight and bool((self.weight[role].to(torch.float32) != 0).any()):
             self._fail(role, "0, since quantization_config says that it is symmetric")
 
-    def _matrix(self, role: str, dtype: torch.dtype) -> Tensor:
-        tensor = self.tensors[role]
-        if tensor.dtype != dtype or tensor.dim() != 2 or not tensor.numel():
-            self._fail(role, f"a matrix of {dtype}")
-        return tensor
-
-    def _shaped(self, role: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
-        """The tensor as ``shape``; in the file it may be flat: one number, or one per row."""
-        tensor = as_grid(self.tensors[role], shape)
-        if tensor.dtype not in dtypes or tuple(tensor.shape) != shape:
-            self._fail(role, f"{' or '.join(map(str, dtypes))} {list(shape)}")
-        return tensor.contiguous()
-
     def _fail(self, role: str, wanted: str) -> NoReturn:
-        tensor = self.tensors[role]
+        tensor = self.weight[role]
         values = tensor.tolist() if 0 < tensor.numel() <= 4 else ""
-        raise CheckpointError(f"{self.names[role]} must be {wanted}, not {tensor.dtype} {list(tensor.shape)} {values}")
+        raise CheckpointError(
+            f"{self.weight.names[role]} must be {wanted}, not {tensor.dtype} {list(tensor.shape)} {values}"
+        )

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError, shortened
-from bitport.interop.checks import dtype_of_all, fits
-from bitport.interop.codec import Described, kind_of
+from bitport.interop.checks import dtype_of_all, fits, within
+from bitport.interop.codec import Described, kind_of, parts_of
 from bitport.interop.diffusers_model import Component, unused_notes
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.header import GgufTensor, Header
-from bitport.interop.gguf.source import check_types, parts_of, type_notes
+from bitport.interop.gguf.source import check_types, type_notes
 from bitport.interop.gguf.split_files import read_model
 from bitport.interop.tracing import Run, TracedTensor, in_rows
 from bitport.schemes.experts import expert_blocks
@@ -71,11 +71,9 @@ class Diffusion:
             )
         check_types(path, header.tensors)
         self.component = Component(config, len(header.tensors))
-        try:
+        with within(path):
             made = self.component.made_of(_shapes(header))
             self.pieces = [_piece(name, each, header.tensors, self.component) for name, each in made.items()]
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
         self.tied: dict[str, str] = {}
         self.nbytes = sum(stored.nbytes for stored in header.tensors.values())
         self.dtype = self._dtype()
@@ -99,13 +97,11 @@ class Diffusion:
 
     def _read(self, piece: Piece) -> Tensor:
         _, shape, cuts, block, whole = piece
-        try:
+        with within(f"{self.path}: {cuts[0].stored.name}"):
             if block is None or not whole:
                 return torch.cat([_floats(cut, block).to(self.dtype) for cut in cuts]).reshape(shape)
             raw = torch.cat([cut.stored.read() for cut in cuts]).reshape(shape[0], -1)
             return from_parts(decoded(block, raw), block.scheme, shape=shape, dtype=self.dtype)
-        except (ArgumentError, CheckpointError) as error:
-            raise CheckpointError(f"{self.path}: {cuts[0].stored.name}: {error}") from error
 
     def _dtype(self) -> torch.dtype:
         if any(piece.block and not piece.whole for piece in self.pieces):

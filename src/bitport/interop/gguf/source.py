@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.errors import ArgumentError, CheckpointError, shortened
-from bitport.interop.checks import dtype_of_all, fits
-from bitport.interop.codec import Described, kind_of
+from bitport.errors import CheckpointError, shortened
+from bitport.interop.checks import dtype_of_all, fits, within
+from bitport.interop.codec import Described, kind_of, parts_of
 from bitport.interop.gguf import grids
 from bitport.interop.gguf.architectures import architecture
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
@@ -47,15 +47,13 @@ class Gguf:
         self.path = path
         header = read_model(path)
         self.paths = sorted({stored.file for stored in header.tensors.values()} | {path})
-        try:
+        with within(path):
             its = architecture(header.settings)
             vectors = {name: stored.read() for name, stored in header.tensors.items() if _configures(name, stored)}
             self.config = its.config(Settings(header.settings, vectors))
             self.pieces = pieces(its, header.tensors, self.config)
             shapes = {piece.name: _shape(piece) for piece in self.pieces}
             self.scales = {piece.name: _scales(piece) for piece in self.pieces}
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
         if EMBEDDING not in shapes:
             raise CheckpointError(f"{path} has no token_embd.weight; it holds no whole model")
         check_types(path, header.tensors)
@@ -99,11 +97,9 @@ class Gguf:
         block = BLOCKS.get(piece.stored[0].type)
         if block is None:
             return _floats(piece).to(self.dtype)
-        try:
+        with within(f"{self.path}: {piece.stored[0].name}"):
             parts, scheme = self._scaled(decoded(block, _rows(piece)), piece), self._scheme(piece, block)
             return from_parts(parts, scheme, shape=_shape(piece), dtype=self.dtype, transposed=piece.transposed)
-        except (ArgumentError, CheckpointError) as error:
-            raise CheckpointError(f"{self.path}: {piece.stored[0].name}: {error}") from error
 
     def _scheme(self, piece: Piece, block: BlockType) -> Scheme:
         if _alike(self.scales[piece.name]):
@@ -164,13 +160,6 @@ def check_types(path: Path, tensors: Mapping[str, GgufTensor]) -> None:
         )
     if gridded := [kind for kind in types if kind in grids.TYPES]:
         grids.library(f"{path} ({', '.join(gridded)})")
-
-
-def parts_of(scheme: Scheme) -> frozenset[str]:
-    """The parts of a weight in this scheme."""
-    fmt = scheme.weight
-    more = {"zero": fmt.zero != "none", "scale2": fmt.global_scale}
-    return frozenset({"qdata", "scale", *(part for part, there in more.items() if there)})
 
 
 def biased_modules(names: Iterable[str]) -> set[str]:

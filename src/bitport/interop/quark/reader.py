@@ -33,7 +33,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.awq import PER_WORD, PLACE
-from bitport.interop.checks import as_grid, expect, number_in
+from bitport.interop.checks import E4M3, E8M0, POWERS, Stored, as_grid, expect
 from bitport.interop.codec import WeightNames, check_complete, tensors_of
 from bitport.interop.quark.settings import NO_NUMBERS, READ, Layer, Settings
 from bitport.interop.words import to_codes, word_count
@@ -41,7 +41,6 @@ from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.packing import pack_bits
 from bitport.tensor import from_parts
 
-E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 ROLES = (
     *("weight_scale", "weight_scale_2", "weight_zero_point", "input_scale", "input_scale_2", "input_zero_point"),
     *("bias_scale", "bias_zero_point", "output_scale", "output_zero_point", "input_rotation", "input_prescale"),
@@ -96,55 +95,45 @@ class Reader(codec.Reader):
         reason = "scales of the cache of keys and values"
         return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: Stored) -> Tensor:
         layer = self.settings.of(weight.name.removesuffix(".weight"))
         scheme = layer.scheme
         integers = scheme.weight.number.kind == "int"
-        fmt, parts, shape = (self._integers if integers else self._floats)(layer, weight, tensors)
+        fmt, parts, shape = (self._integers if integers else self._floats)(layer, weight)
         fixed = None
         if scheme.static:
             role = "input_scale_2" if scheme.act == "nvfp4" else "input_scale"
-            fixed = number_in(tensors[role], weight.parts[role])
-        if "input_zero_point" in tensors and bool((tensors["input_zero_point"] != 0).any()):
-            raise CheckpointError(f"{weight.parts['input_zero_point']} must be 0, since inputs are symmetric")
+            fixed = weight.number(role)
+        if "input_zero_point" in weight and bool((weight["input_zero_point"] != 0).any()):
+            raise CheckpointError(f"{weight.names['input_zero_point']} must be 0, since inputs are symmetric")
         scheme = dataclasses.replace(scheme, weight=fmt)
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=fixed)
 
-    def _floats(
-        self, layer: Layer, weight: WeightNames, tensors: dict[str, Tensor]
-    ) -> tuple[Format, Quantized, tuple[int, int]]:
+    def _floats(self, layer: Layer, weight: Stored) -> tuple[Format, Quantized, tuple[int, int]]:
         fmt = layer.scheme.weight
-        data = expect(tensors["weight"], weight.parts["weight"], (fmt.number.storage,), (None, None))
+        data = weight.expect("weight", (fmt.number.storage,), (None, None))
         if data.shape[1] * 8 % fmt.number.bits:
-            raise CheckpointError(f"{weight.parts['weight']} must have rows of whole codes of {fmt.number.bits} bits")
+            raise CheckpointError(f"{weight.names['weight']} must have rows of whole codes of {fmt.number.bits} bits")
         shape = (data.shape[0], data.shape[1] * 8 // fmt.number.bits)
-        grid, name = fmt.scale_shape(*shape), weight.parts["weight_scale"]
-        scale = as_grid(tensors["weight_scale"], grid)
-        if fmt.scale == "e4m3":
-            scale = expect(scale, name, (E4M3,), grid)
-        else:
-            powers = (torch.uint8, E8M0) if fmt.scale == "e8m0" else (*FLOATS, E8M0)
-            scale = expect(scale, name, powers, grid)
-            scale = scale.contiguous().view(E8M0) if scale.dtype == torch.uint8 else scale
-            scale = scale.float() if fmt.scale == "float32" else scale
+        dtypes = {"e4m3": (E4M3,), "e8m0": POWERS}.get(fmt.scale, (*FLOATS, E8M0))
+        scale = weight.grid("weight_scale", dtypes, fmt.scale_shape(*shape))
+        scale = scale.view(E8M0) if scale.dtype == torch.uint8 else scale
+        scale = scale.float() if fmt.scale == "float32" else scale
         second = None
         if fmt.global_scale:
-            second = number_in(tensors["weight_scale_2"], weight.parts["weight_scale_2"]).reshape(1, 1)
-        return fmt, Quantized(data.contiguous(), scale.contiguous(), None, second), shape
+            second = weight.number("weight_scale_2").reshape(1, 1)
+        return fmt, Quantized(data.contiguous(), scale, None, second), shape
 
-    def _integers(
-        self, layer: Layer, weight: WeightNames, tensors: dict[str, Tensor]
-    ) -> tuple[Format, Quantized, tuple[int, int]]:
+    def _integers(self, layer: Layer, weight: Stored) -> tuple[Format, Quantized, tuple[int, int]]:
         fmt, upright = layer.scheme.weight, layer.upright
-        scale, name = tensors["weight_scale"], weight.parts["weight_scale"]
-        expect(scale, name, FLOATS, (None,) * scale.dim())
+        scale = weight.expect("weight_scale", FLOATS, (None,) * weight["weight_scale"].dim())
         columns = None if upright or not scale.dim() else scale.shape[-1]
-        codes = _upright(self._codes(layer, tensors["weight"], weight.parts["weight"], (None, columns)), upright)
+        codes = _upright(self._codes(layer, weight["weight"], weight.names["weight"], (None, columns)), upright)
         n, k = codes.shape
         grid = fmt.scale_shape(n, k)
         stored = grid if upright else grid[::-1]
-        scale = _upright(expect(as_grid(scale, stored), name, FLOATS, stored), upright)
-        zero = self._zero(layer, weight, tensors, grid)
+        scale = _upright(weight.grid("weight_scale", FLOATS, stored), upright)
+        zero = self._zero(layer, weight, grid)
         plain = bool((zero == 1 << (fmt.number.bits - 1)).all())
         if not plain or not layer.symmetric:
             fmt = dataclasses.replace(fmt, zero="int")
@@ -152,14 +141,14 @@ class Reader(codec.Reader):
         stream = pack_bits(codes.contiguous(), fmt.number.bits)
         return fmt, Quantized(stream, scale.contiguous(), zero if fmt.zero == "int" else None), (n, k)
 
-    def _zero(self, layer: Layer, weight: WeightNames, tensors: dict[str, Tensor], grid: tuple[int, int]) -> Tensor:
-        if (zero := tensors.get("weight_zero_point")) is None:
+    def _zero(self, layer: Layer, weight: Stored, grid: tuple[int, int]) -> Tensor:
+        if (zero := weight.get("weight_zero_point")) is None:
             return torch.full(grid, 1 << (layer.scheme.weight.number.bits - 1), dtype=torch.uint8)
         upright = layer.upright and layer.scheme.weight.number.bits == 8
         zero = zero.unsqueeze(0) if layer.upright and not upright and zero.dim() == 1 else zero
         stored = grid if upright else grid[::-1]
         zero = as_grid(zero, stored)
-        return _upright(self._codes(layer, zero, weight.parts["weight_zero_point"], stored), upright).contiguous()
+        return _upright(self._codes(layer, zero, weight.names["weight_zero_point"], stored), upright).contiguous()
 
     def _codes(self, layer: Layer, tensor: Tensor, name: str, shape: tuple[int | None, int | None]) -> Tensor:
         """Unsigned codes, uint8 of ``shape``: those of 4 bits are packed along columns, with padding in the last

@@ -8,13 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.interop.checks import as_grid, expect
+from bitport.interop.checks import Stored
 from bitport.interop.torchao.header import Entry
 from bitport.numerics import Format, Quantized
 
 LARGEST = 2**31 - 1
-Tensors = dict[str, Tensor]
-"""By role."""
 
 
 class Found(NamedTuple):
@@ -57,8 +55,7 @@ def group_of(entry: Entry, columns: int) -> int:
 
 
 def one_per_block(
-    tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], block: tuple[int, int], shape: tuple[int, int]
+    weight: Stored, role: str, dtypes: Sequence[torch.dtype], block: tuple[int, int], shape: tuple[int, int]
 ) -> Tensor:
-    """The tensor as the grid of blocks; older versions omitted dimensions of one."""
-    grid = Format(dtype="int8", block=block).scale_shape(*shape)
-    return expect(as_grid(tensor, grid), name, dtypes, grid).contiguous()
+    """Its tensor as the grid of blocks; older versions omitted dimensions of one."""
+    return weight.grid(role, dtypes, Format(dtype="int8", block=block).scale_shape(*shape))

@@ -6,9 +6,9 @@ import dataclasses
 
 import torch
 
-from bitport.interop.checks import FLOAT8, expect
+from bitport.interop.checks import FLOAT8, Stored, expect
 from bitport.interop.swizzle import unswizzled
-from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, one_per_block
+from bitport.interop.torchao.blocks import Found, blocks_of, one_per_block
 from bitport.interop.torchao.header import Entry
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS
@@ -17,39 +17,39 @@ ELEMENTS = {"float8_e4m3fn": "mxfp8", "float8_e5m2": "mxfp8", "float4_e2m1fn_x2"
 """dtype of MXTensor -> a preset with the same scales."""
 
 
-def float8(entry: Entry, tensors: Tensors) -> Found:
-    qdata = expect(tensors["qdata"], entry.parts["qdata"], tuple(FLOAT8), (None, None))
+def float8(entry: Entry, weight: Stored) -> Found:
+    qdata = weight.expect("qdata", tuple(FLOAT8), (None, None))
     shape = (qdata.shape[0], qdata.shape[1])
     block = blocks_of(entry, shape)
-    scale = one_per_block(tensors["scale"], entry.parts["scale"], FLOATS, block, shape)
+    scale = one_per_block(weight, "scale", FLOATS, block, shape)
     fmt = Format(dtype=FLOAT8[qdata.dtype], block=block, scale="input")
     return Found(Quantized(qdata.contiguous(), scale), fmt, shape)
 
 
-def mx(entry: Entry, tensors: Tensors) -> Found:
+def mx(entry: Entry, weight: Stored) -> Found:
     elements = entry.said.get("elem_dtype")
     if not isinstance(elements, str) or elements not in ELEMENTS:
         raise entry.fail("elem_dtype", f"{', '.join(ELEMENTS)} are read")
     fmt = PRESETS[ELEMENTS[elements]].weight
     if elements == "float8_e5m2":
         fmt = dataclasses.replace(fmt, dtype="float8_e5m2")
-    return _of_blocks(entry, tensors, fmt, torch.float8_e8m0fnu)
+    return _of_blocks(entry, weight, fmt, torch.float8_e8m0fnu)
 
 
-def nvfp4(entry: Entry, tensors: Tensors) -> Found:
-    found = _of_blocks(entry, tensors, PRESETS["nvfp4"].weight, torch.float8_e4m3fn)
+def nvfp4(entry: Entry, weight: Stored) -> Found:
+    found = _of_blocks(entry, weight, PRESETS["nvfp4"].weight, torch.float8_e4m3fn)
     second = torch.ones((), dtype=torch.float32)
-    if (given := tensors.get("per_tensor_scale")) is not None:
-        second = expect(given, entry.parts["per_tensor_scale"], (torch.float32,), (1,) * given.dim())
+    if (given := weight.get("per_tensor_scale")) is not None:
+        second = weight.expect("per_tensor_scale", (torch.float32,), (1,) * given.dim())
     return found._replace(parts=found.parts._replace(scale2=second.reshape(1, 1)))
 
 
-def _of_blocks(entry: Entry, tensors: Tensors, fmt: Format, scales: torch.dtype) -> Found:
+def _of_blocks(entry: Entry, weight: Stored, fmt: Format, scales: torch.dtype) -> Found:
     if entry.said.get("block_size") != fmt.block[1]:
         raise entry.fail("block_size", f"{fmt.block[1]} is read")
-    qdata = expect(tensors["qdata"], entry.parts["qdata"], (fmt.number.storage,), (None, None))
+    qdata = weight.expect("qdata", (fmt.number.storage,), (None, None))
     shape = (qdata.shape[0], qdata.shape[1] * 8 // fmt.number.bits)
-    grid, scale, name = fmt.scale_shape(*shape), tensors["scale"], entry.parts["scale"]
+    grid, scale, name = fmt.scale_shape(*shape), weight["scale"], weight.names["scale"]
     swizzled = entry.said.get("is_swizzled_scales")
     if not isinstance(swizzled, (bool, type(None))):
         raise entry.fail("is_swizzled_scales", "true and false are read")

@@ -8,7 +8,6 @@ read.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -17,14 +16,13 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import WeightNames, refuse_unknown
+from bitport.interop.checks import Stored
+from bitport.interop.codec import WeightNames, named_scheme, refuse_unknown
 from bitport.interop.shifts import ROUNDED
 from bitport.interop.torchao.header import Entry, entry_of, is_part
 from bitport.interop.torchao.inputs import Inputs, inputs_of
 from bitport.interop.torchao.tensors import DTYPES, KERNELS, TENSOR_CLASSES
-from bitport.numerics import FLOATS, Format
-from bitport.schemes import Scheme
+from bitport.numerics import FLOATS
 from bitport.tensor import from_parts
 
 WITH_SHIFTS = ("Int4Tensor", "Int4TilePackedTo4dTensor")
@@ -58,11 +56,12 @@ class Reader(codec.Reader):
             self.notes.append(ROUNDED)
         return [WeightNames(entry.name, entry.parts) for entry in found]
 
-    def read(self, weight: WeightNames, tensors: dict[str, Tensor]) -> Tensor:
+    def read(self, weight: Stored) -> Tensor:
         entry, inputs = self.entries[weight.name]
-        parts, fmt, shape = TENSOR_CLASSES[entry.kind].read(entry, tensors)
-        before, fixed = _of_inputs(entry, inputs, tensors, shape[1])
-        scheme = _scheme(fmt, parts.scale, inputs)
+        parts, fmt, shape = TENSOR_CLASSES[entry.kind].read(entry, weight)
+        before, fixed = _of_inputs(inputs, weight, shape[1])
+        both = fmt.scale == "input" and parts.scale.dtype == torch.float32  # which may be that of the scheme
+        scheme = named_scheme(fmt, inputs.act, inputs.static, ("input", "float32") if both else (fmt.scale,))
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, pre_scale=before, act_scale=fixed)
 
 
@@ -81,26 +80,17 @@ def _check(entry: Entry, held: Mapping[str, FileTensor]) -> None:
         raise CheckpointError(f"{entry.name}, {entry.kind} of torchao, lacks {lost[0]}; fetch the checkpoint again")
 
 
-def _scheme(fmt: Format, scale: Tensor, inputs: Inputs) -> Scheme:
-    """A preset if there is one: it determines whether a float32 scale is the scheme's dtype or that of this weight."""
-    named = ["input", "float32"] if fmt.scale == "input" and scale.dtype == torch.float32 else [fmt.scale]
-    schemes = [
-        Scheme(weight=dataclasses.replace(fmt, scale=each), act=inputs.act, static=inputs.static) for each in named
-    ]
-    return next((scheme for scheme in schemes if scheme.name != "custom"), schemes[0])
-
-
-def _of_inputs(entry: Entry, inputs: Inputs, tensors: dict[str, Tensor], k: int) -> tuple[Tensor | None, Tensor | None]:
+def _of_inputs(inputs: Inputs, weight: Stored, k: int) -> tuple[Tensor | None, Tensor | None]:
     """(pre_scale, act_scale)"""
-    before, fixed = tensors.get("act_pre_scale"), None
+    before, fixed = weight.get("act_pre_scale"), None
     if before is not None:
-        before = expect(before, entry.parts["act_pre_scale"], FLOATS, (1,) * (before.dim() - 1) + (k,)).flatten()
+        before = weight.expect("act_pre_scale", FLOATS, (1,) * (before.dim() - 1) + (k,)).flatten()
     if inputs.static and inputs.act == "nvfp4":  # the second level defaults to 1
-        fixed = tensors.get("act_per_tensor_scale", torch.ones((), dtype=torch.float32))
-        fixed = number_in(fixed, entry.parts.get("act_per_tensor_scale", ""))
+        given = "act_per_tensor_scale" in weight
+        fixed = weight.number("act_per_tensor_scale") if given else torch.ones((), dtype=torch.float32)
     elif inputs.static:
-        fixed = number_in(tensors["act_quant_scale"], entry.parts["act_quant_scale"])
-        shift = tensors.get("act_quant_zero_point")
+        fixed = weight.number("act_quant_scale")
+        shift = weight.get("act_quant_zero_point")
         if shift is not None and bool(shift.bool().any()):
-            raise CheckpointError(f"{entry.parts['act_quant_zero_point']} must be 0, for inputs without zero points")
+            raise CheckpointError(f"{weight.names['act_quant_zero_point']} must be 0, for inputs without zero points")
     return before, fixed

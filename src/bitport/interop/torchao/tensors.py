@@ -22,14 +22,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bitport.interop.torchao.blocks import Found, Tensors
+from bitport.interop.checks import Stored
+from bitport.interop.torchao.blocks import Found
 from bitport.interop.torchao.floats import float8, mx, nvfp4
 from bitport.interop.torchao.header import Entry
 from bitport.interop.torchao.integers import int4, int4_tiles, int4_words, int8, intx
 
 
 class TensorClass(NamedTuple):
-    read: Callable[[Entry, Tensors], Found]
+    read: Callable[[Entry, Stored], Found]
     parts: tuple[str, ...]
     attributes: tuple[str, ...]
     optional: tuple[str, ...] = ()
