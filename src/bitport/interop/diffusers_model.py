@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import re
@@ -82,10 +81,12 @@ class Component:
 
     def _mapped(self, keys: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TracedTensor]:
         """``keys``: tensor names as passed to diffusers -> names in the file."""
-        if keys.keys() == self.shapes.keys():
-            function: Callable[..., Any] = dict
-        else:
-            function = functools.partial(_called, self.mapping, dict(self.model.config))
+
+        def function(tensors: dict[str, Any]) -> Any:
+            if keys.keys() == self.shapes.keys():
+                return tensors
+            return self.mapping(config=dict(self.model.config), checkpoint=tensors)
+
         told = {key: shapes[name] for key, name in keys.items()}
         try:
             made = traced(function, told)
@@ -162,10 +163,6 @@ def _mapping(found: Any, file: Path) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = table[name]["checkpoint_mapping_fn"]
     return function
-
-
-def _called(mapping: Callable[..., Any], config: dict[str, Any], tensors: dict[str, Any]) -> Any:
-    return mapping(config=config, checkpoint=tensors)
 
 
 def _renamed(made: TracedTensor, names: Mapping[str, str]) -> TracedTensor:

@@ -48,7 +48,10 @@ class Groups:
     """The settings of modules in a quantization_config, which is validated as a whole."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        _check_whole(config)
+        sparsity = setting(config, "sparsity_config", dict, {})
+        if sparsity.get("format", "dense") != "dense":
+            raise CheckpointError(f"sparsity_config has the format {sparsity['format']!r}; only 'dense' is read")
+        setting(config, "kv_cache_scheme", dict, {})
         default = setting(config, "format", str, MIXED)
         self.ignored = Targets(_strings(config, "ignore", []))
         self.groups: dict[str, Group | None] = {}
@@ -132,13 +135,6 @@ def _group(name: str, said: dict[str, Any], default: str) -> Group | None:
     act, static = ("", False) if inputs is None else activation_of(inputs, f"the inputs of {name}")
     reordered = setting(weights, "actorder", (str, bool), False) in ("group", "dynamic", True)
     return Group(scheme_of(fmt, stored, act, static), stored, fmt.zero == "none", reordered)
-
-
-def _check_whole(config: Mapping[str, Any]) -> None:
-    sparsity = setting(config, "sparsity_config", dict, {})
-    if sparsity.get("format", "dense") != "dense":
-        raise CheckpointError(f"sparsity_config has the format {sparsity['format']!r}; only 'dense' is read")
-    setting(config, "kv_cache_scheme", dict, {})
 
 
 def _strings(said: Mapping[str, Any], key: str, default: Any = ...) -> list[str]:

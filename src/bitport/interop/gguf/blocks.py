@@ -90,7 +90,7 @@ BLOCKS: dict[str, BlockType] = {
     "IQ2_S": BlockType(256, (2, 32, 32, 8, 8), _table("ggml_iq2", 16), grids.iq2_s),
     "IQ3_XXS": BlockType(256, (2, 64, 32), _table("ggml_iq3", 32), grids.iq3_xxs),
     "IQ3_S": BlockType(256, (2, 64, 8, 32, 4), _table("ggml_iq3s", 32), grids.iq3_s),
-    "IQ4_NL": BlockType(32, (2, 16), _table("ggml_iq4", 32), splits.iq4_nl),
+    "IQ4_NL": BlockType(32, (2, 16), _table("ggml_iq4", 32), splits.q4_0),
     "IQ4_XS": BlockType(256, (2, 2, 4, 128), _table("ggml_iq4", 32), splits.iq4_xs),
     "TQ1_0": BlockType(256, (32, 16, 4, 2), preset("int2-g256-sym"), splits.tq1_0),
     "TQ2_0": BlockType(256, (64, 2), preset("int2-g256-sym"), splits.tq2_0),

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.interop.codec import exactly
+from bitport.interop.codec import exactly, same_numbers
 from bitport.interop.gguf.blocks import BLOCKS, CHUNK
 from bitport.interop.gguf.factors import factors, minimum
+from bitport.interop.shifts import zero_points
 from bitport.numerics import from_storage, pack_bits
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
@@ -56,8 +57,7 @@ def kinds(scheme: Scheme, k: int, whole: bool = False) -> list[str]:
             fits = signed <= WHOLE[name] if name in WHOLE else fmt.zero != "none" and fmt.number.bits <= SUM[name]
             fits = fits and integers and (fmt.block[1] or k) % its.block[1] == 0 and (name in WHOLE or not whole)
         else:
-            fits = (its.dtype, its.block, its.zero, its.scale) == (fmt.dtype, fmt.block, fmt.zero, fmt.scale)
-            fits = fits and its.global_scale == fmt.global_scale
+            fits = same_numbers(its, fmt)
         if fits and k % block.elements == 0:
             found.append(name)
     return found
@@ -79,24 +79,22 @@ def joined(q: QTensor, whole: bool = False) -> tuple[str, Tensor]:
 def _pieces(q: QTensor, name: str) -> Iterator[Rows]:
     block, fmt, k = BLOCKS[name], q.scheme.weight, q.matrix.k
     group = block.scheme.weight.block[1]
-    data, scale, zero, _ = q.plain()
-    codes = data.flatten(0, -2)
+    zero = zero_points(q) if fmt.number.kind == "int" else None
+    scale, stored = q.scale, q.qdata.flatten(0, -2)
     at_once = max(1, CHUNK // k)
     of_matrix = torch.arange(q.matrix.n) // q.matrix.block_n
-    row = (torch.arange(len(codes) // q.matrix.n).unsqueeze(-1) * scale.shape[-2] + of_matrix).flatten()
+    row = (torch.arange(len(stored) // q.matrix.n).unsqueeze(-1) * scale.shape[-2] + of_matrix).flatten()
     column = torch.arange(0, k, group) // q.matrix.block_k
 
     def spread(part: Tensor, rows: Tensor) -> Tensor:
         return part.flatten(0, -2)[rows][:, column].unflatten(-1, (-1, block.elements // group))
 
-    for piece, rows in zip(codes.split(at_once), row.split(at_once), strict=True):
-        its = spread(scale, rows)
-        if fmt.number.kind == "int":
-            its = its.float()
-            middle = torch.full_like(its, fmt.number.midpoint) if zero is None else spread(zero, rows).float()
+    for piece, rows in zip(stored.split(at_once), row.split(at_once), strict=True):
+        codes = from_storage(piece, fmt.number, k).unflatten(-1, (-1, block.elements))
+        if zero is None:
+            yield Rows(codes, spread(scale, rows), None)
         else:
-            middle = None
-        yield Rows(from_storage(piece, fmt.number, k).unflatten(-1, (-1, block.elements)), its, middle)
+            yield Rows(codes, spread(scale, rows).float(), spread(zero, rows).float())
 
 
 def _bytes(half: Tensor) -> Tensor:

@@ -120,10 +120,6 @@ def _sixes(both: Tensor) -> tuple[Tensor, Tensor]:
     return s, torch.cat([second & 63, rest >> 4 | second >> 6 << 4], -1)
 
 
-def iq4_nl(d: Tensor, low: Tensor) -> Split:
-    return Split(planes(low, 4, 16), half(d))
-
-
 def iq4_xs(d: Tensor, high: Tensor, few: Tensor, low: Tensor) -> Split:
     """Each s has 4 bits in ``few`` and 2 in ``high``."""
     s = unpack_bits(few, 4, 8) | unpack_bits(high, 2, 8) << 4

@@ -202,12 +202,7 @@ def _space_before(said: Mapping[str, Any]) -> tuple[bool, list[str]]:
     raise ArgumentError(f"tokenizer.json treats spaces in a way that is not known of llama.cpp{REMEDY}")
 
 
-SPLIT_AT_SPACES = {
-    "type": "Split",
-    "pattern": {"String": " "},
-    "behavior": "MergedWithPrevious",
-    "invert": False,
-}
+SPLIT_AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 """Has no effect if spaces are replaced before, as for Gemma."""
 
 

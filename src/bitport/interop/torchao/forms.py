@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from bitport.interop.checks import FLOAT8
 from bitport.interop.codec import same_numbers
+from bitport.interop.torchao.inputs import MX
 from bitport.interop.torchao.integers import INTX
 from bitport.numerics import Format
 from bitport.numerics.format import FLOAT8_SCALES
@@ -44,17 +45,15 @@ ROW, TENSOR_WISE = config("PerRow", dim=-1), config("PerTensor")
 INT8 = {"int8": ROW, "int8-asym": ROW, "int8-tensor": TENSOR_WISE}
 FP8 = {"fp8": ROW, "fp8-tensor": TENSOR_WISE}
 """Rounding of inputs -> the granularity of their scales."""
-MX = {"mxfp8": ("float8_e4m3fn", "RCEIL"), "mxfp4": ("float4_e2m1fn_x2", "EVEN")}
-"""Scheme -> its element type, and the rule for the scales of inputs, which is that of bitport."""
 AUTO = typed("KernelPreference", "AUTO")
 
 
 def form_of(scheme: Scheme) -> Form | None:
     """The form of ``scheme``; None if torchao has none."""
     fmt = scheme.weight
-    for name in MX:
+    for elements, (name, rule) in MX.items():
         if same_numbers(fmt, PRESETS[name].weight):
-            return _mx(*MX[name]) if scheme.act == name else None
+            return _mx(elements, rule) if scheme.act == name else None
     if same_numbers(fmt, PRESETS["nvfp4"].weight):
         return _nvfp4(scheme.act) if scheme.act in ("", "nvfp4") and not scheme.static else None
     if scheme.static or fmt.scale in FLOAT8_SCALES or fmt.zero == "float":
@@ -112,11 +111,7 @@ def _intx(fmt: Format, act: str) -> Form | None:
 
 def _float8(fmt: Format, act: str) -> Form | None:
     dtype = typed("torch.dtype", str(fmt.number.storage).removeprefix("torch."))
-    said: dict[str, Any] = {
-        "mm_config": None,
-        "act_quant_kwargs": None,
-        "kernel_preference": AUTO,
-    }
+    said: dict[str, Any] = {"mm_config": None, "act_quant_kwargs": None, "kernel_preference": AUTO}
     per = {CHANNEL: ROW, TENSOR: TENSOR_WISE}.get(fmt.block)
     if not act and per is not None:
         return Form("Float8Tensor", said, config("Float8WeightOnlyConfig", 2, weight_dtype=dtype, granularity=per))

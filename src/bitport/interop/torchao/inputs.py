@@ -10,6 +10,8 @@ from bitport.interop.torchao.header import Entry
 SYMMETRIC = "bitport rounds inputs to int8 with the scale amax / 127, torchao with amax / 127.5"
 SEVEN_BITS = "inputs are rounded to all 8 bits, where torchao left one free for some processors (reduce_range)"
 POWERS = "scales of inputs are rounded to powers of two by bitport's rule, not by scaling_mode of torchao"
+MX = {"float8_e4m3fn": ("mxfp8", "RCEIL"), "float4_e2m1fn_x2": ("mxfp4", "EVEN")}
+"""Type of elements -> the scheme, and the rule for scales of inputs that is bitport's."""
 
 
 class Inputs(NamedTuple):
@@ -31,9 +33,10 @@ def inputs_of(entry: Entry) -> Inputs:
     kind = said.get("_type") if isinstance(said, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         raise entry.fail("act_quant_kwargs", f"{', '.join(KINDS)} are read")
-    found = KINDS[kind](said, entry)
+    rounding, read = KINDS[kind]
+    found = rounding(said, entry)
     if found is None:
-        raise entry.fail("act_quant_kwargs", f"read is {READ[kind]}")
+        raise entry.fail("act_quant_kwargs", f"read is {read}")
     return found
 
 
@@ -66,11 +69,10 @@ def _float8(said: Mapping[str, Any], entry: Entry) -> Inputs | None:
 
 
 def _mx(said: Mapping[str, Any], entry: Entry) -> Inputs | None:
-    rules = {"float8_e4m3fn": ("mxfp8", "RCEIL"), "float4_e2m1fn_x2": ("mxfp4", "EVEN")}
     dtype = said.get("elem_dtype", "float8_e4m3fn")
-    if not isinstance(dtype, str) or dtype not in rules or said.get("block_size", 32) != 32:
+    if not isinstance(dtype, str) or dtype not in MX or said.get("block_size", 32) != 32:
         return None
-    act, rule = rules[dtype]
+    act, rule = MX[dtype]
     return Inputs(act, False, "" if said.get("scaling_mode", "FLOOR") == rule else POWERS)
 
 
@@ -91,15 +93,13 @@ def _granularity(said: Mapping[str, Any]) -> str:
     return whole.get(str(found.get("_type")), "")
 
 
-KINDS: dict[str, Callable[[Mapping[str, Any], Entry], Inputs | None]] = {
-    "QuantizeTensorToInt8Kwargs": _int8,
-    "QuantizeTensorToFloat8Kwargs": _float8,
-    "QuantizeTensorToMXKwargs": _mx,
-    "QuantizeTensorToNVFP4Kwargs": _nvfp4,
+KINDS: dict[str, tuple[Callable[[Mapping[str, Any], Entry], Inputs | None], str]] = {
+    "QuantizeTensorToInt8Kwargs": (
+        _int8,
+        "PerRow, and PerTensor if it is symmetric; a fixed scale for PerTensor alone",
+    ),
+    "QuantizeTensorToFloat8Kwargs": (_float8, "e4m3 without bounds by PerRow, PerTensor or PerBlock [1, 128]"),
+    "QuantizeTensorToMXKwargs": (_mx, "e4m3 or e2m1 in blocks of 32"),
+    "QuantizeTensorToNVFP4Kwargs": (_nvfp4, "e2m1 in blocks of 16"),
 }
-READ = {
-    "QuantizeTensorToInt8Kwargs": "PerRow, and PerTensor if it is symmetric; a fixed scale for PerTensor alone",
-    "QuantizeTensorToFloat8Kwargs": "e4m3 without bounds by PerRow, PerTensor or PerBlock [1, 128]",
-    "QuantizeTensorToMXKwargs": "e4m3 or e2m1 in blocks of 32",
-    "QuantizeTensorToNVFP4Kwargs": "e2m1 in blocks of 16",
-}
+"""Class -> the function that reads it, None for what it does not know, and what it knows."""
