@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from bitport.interop import awq, bitsandbytes, float8, gptq, hqq, quanto, torchao
+from bitport import quantize_tensor
+from bitport.errors import ArgumentError
+from bitport.interop import READERS, WRITERS, awq, bitsandbytes, float8, gptq, hqq, quanto, torchao
 from bitport.interop.codec import Writer
+from bitport.schemes import PRESETS
 
-from .files import described
+from .files import described, read
 
 LINEAR: dict[type[Writer], str] = {
     awq.Writer: "int4",
@@ -63,3 +67,35 @@ def test_a_weight_that_is_refused_does_not_decide_for_the_others(writer: type[Wr
     assert made.refuses(described(one)) is None
     assert " one " in str(made.refuses(described(other)))
     assert writer().refuses(described(other)) is None
+
+
+SCHEMES = [name for name, scheme in PRESETS.items() if not scheme.static]
+SCHEMES += ["int4-g32", "int4-g32-sym", "int4-sym", "int4-g64-fzero", "int8-g32", "mxfp8-wo", "mxfp4-wo", "nvfp4-wo"]
+OTHERS = ("float", "mxfp4", "quanto")
+"""Writers of floats, of experts alone, and of settings in a file of their own."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in OTHERS])
+def test_what_is_written_is_read_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+    """Every scheme that the writer takes, unless it says that its numbers do not fit or what they lost."""
+    taken = []
+    for scheme in SCHEMES:
+        q = quantize_tensor(torch.randn(128, 256, dtype=dtype), scheme).to_layout("plain")
+        writer, parts = WRITERS[name](), [part for part in ("zero", "scale2") if getattr(q, part) is not None]
+        if writer.refuses(described(scheme, (128, 256), more=parts)) is not None:
+            continue
+        try:
+            tensors = writer.write("m.weight", q)
+        except ArgumentError:
+            continue
+        config = writer.config([])
+        assert config is not None
+        taken.append(scheme)
+        if writer.notes:
+            continue
+        reader = READERS[config.get("quant_method", name)](config, dtype)
+        reader.metadata = writer.metadata([])
+        (back,) = read(reader, tensors).values()
+        assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32)), scheme
+    assert taken or dtype == torch.float32  # some keep scales in float16

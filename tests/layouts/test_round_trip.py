@@ -95,6 +95,7 @@ def test_unpack_undoes_pack(name: str, data: st.DataObject) -> None:
     assert packed.data.dtype == expected.data_dtype
     assert packed.data.shape == (*batch, *expected.data_shape)
     assert packed.scale.shape == (*batch, *expected.scale_shape)
+    assert packed.zero is None or packed.zero.shape == (*batch, *(expected.zero_shape or matrix.grid))
     assert packed.data.dim() == layout(name).data_ndim + len(batch)
     for mine, back in zip(parts, layout(name).unpack(matrix, packed), strict=True):
         assert same_bits(mine, back)
