@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bench.peers.base import Prepared
-from bench.suites import Shape
+from bench.suites import CLASSES, Shape
 from bitport.numerics import sqnr
 
 BYTES = 256 << 20
@@ -52,6 +52,8 @@ class Child:
 
     def start(self) -> dict[str, Any]:
         versions = {name: _version(name) for name in self.peer.PACKAGES}
+        if unknown := set(self.peer.VARIANTS.values()) - set(CLASSES):
+            raise ValueError(f"VARIANTS names {', '.join(sorted(unknown))}; the classes are {', '.join(CLASSES)}")
         return {"variants": dict(self.peer.VARIANTS), "versions": versions}
 
     def shape(self, shape: Shape, rows: tuple[int, ...], group: int) -> None:

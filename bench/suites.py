@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bitport.numerics import NUMBER_TYPES
-from bitport.schemes import preset
+from bitport.schemes import PRESETS, preset
 
 
 class Shape(NamedTuple):
@@ -51,3 +51,7 @@ def class_of(scheme: str) -> str:
     """The comparison class of a scheme: bits per weight, and whether inputs are unchanged or rounded, e.g. to int8."""
     found = preset(scheme)
     return f"{NUMBER_TYPES[found.weight.dtype].bits}-bit" + (f" x {found.act.partition('-')[0]}" if found.act else "")
+
+
+CLASSES = ("bf16", "f32", *dict.fromkeys(map(class_of, PRESETS)))
+"""Those that a peer can name: rows of one class are compared with each other."""

@@ -3,7 +3,7 @@
 A file imports its library at the top: if that fails, the peer is missing, and the error says so. It defines
 
 * ``PACKAGES``: the distributions whose versions are recorded with a result,
-* ``VARIANTS``: name -> class (``bench.suites.class_of``), "bf16" for an unquantized weight,
+* ``VARIANTS``: name -> class, one of ``bench.suites.CLASSES``,
 * ``prepare(variant, weight, group, copies)``: a Prepared, or a sentence saying why it does not support this weight.
 """
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench import measure, products
+from bench.child import Child
 from bench.limits import Limits
 from bench.peers import PEERS
 from bench.suites import Shape
@@ -143,3 +146,10 @@ def test_peers_that_obey_no_instruction_set_are_refused() -> None:
     with pytest.raises(SystemExit, match="ggml cannot be kept to avx2"):
         products.chosen_of(options)
     assert products.chosen_of(products.parser(None).parse_args(["--isa", "avx2"])).peers == products.BOUND
+
+
+def test_a_class_that_no_other_candidate_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows would stand beside nothing, and on no page."""
+    monkeypatch.setitem(sys.modules, "misnamed", SimpleNamespace(PACKAGES=(), VARIANTS={"int4": "4bit"}))
+    with pytest.raises(ValueError, match="VARIANTS names 4bit; the classes are bf16, f32, 2-bit, "):
+        Child("misnamed").start()
