@@ -245,12 +245,15 @@ def test_a_pipe_by_itself(tmp_path: Path) -> None:
         quantize_files(tmp_path / "m.safetensors", tmp_path / "out", "int8")
 
 
-def test_single_file(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
-    save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    quantize_files(tmp_path / "weights.safetensors", tmp_path / "out", "int8-dyn")
+@pytest.mark.parametrize("given", ["", "model.safetensors"])
+def test_single_file(given: str, tmp_path: Path) -> None:
+    """By itself, or in a directory beside one of the same model in another precision."""
+    model = Llama()
+    write(model, tmp_path / "hf")
+    save_file({"lm_head.weight": torch.ones(40, 64).half()}, tmp_path / "hf" / "model.fp16.safetensors")
+    quantize_files(tmp_path / "hf" / given, tmp_path / "out", "int8-dyn")
     bp.quantize_(model, "int8-dyn")
-    assert_same(model, bp.load(nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)), tmp_path / "out"))
+    assert_same(model, bp.load(Llama, tmp_path / "out"))
 
 
 def test_other_dtypes_go_through(tmp_path: Path) -> None:
