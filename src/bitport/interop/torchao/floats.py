@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from bitport.interop.checks import FLOAT8, Stored, expect
+from bitport.interop.checks import E4M3, E8M0, FLOAT8, Stored, expect
 from bitport.interop.swizzle import unswizzled
 from bitport.interop.torchao.blocks import Found, blocks_of, one_per_block
 from bitport.interop.torchao.header import Entry
@@ -33,11 +33,11 @@ def mx(entry: Entry, weight: Stored) -> Found:
     fmt = PRESETS[ELEMENTS[elements]].weight
     if elements == "float8_e5m2":
         fmt = dataclasses.replace(fmt, dtype="float8_e5m2")
-    return _of_blocks(entry, weight, fmt, torch.float8_e8m0fnu)
+    return _of_blocks(entry, weight, fmt, E8M0)
 
 
 def nvfp4(entry: Entry, weight: Stored) -> Found:
-    found = _of_blocks(entry, weight, PRESETS["nvfp4"].weight, torch.float8_e4m3fn)
+    found = _of_blocks(entry, weight, PRESETS["nvfp4"].weight, E4M3)
     second = torch.ones((), dtype=torch.float32)
     if (given := weight.get("per_tensor_scale")) is not None:
         second = weight.expect("per_tensor_scale", (torch.float32,), (1,) * given.dim())
