@@ -13,9 +13,10 @@ from bitport.backends.xla.encode import divide, encode_float
 from bitport.backends.xla.functions import FUNCTIONS
 from bitport.backends.xla.move import to_array, to_tensor
 from bitport.errors import ArgumentError
-from bitport.numerics import NUMBER_TYPES, encode
+from bitport.numerics import NUMBER_TYPES, NumberType, encode
 from bitport.ops import OPS, Op
 from bitport.ops.reference import code_value
+from tests.numerics.judges import NEW
 
 from .arrays import CPU, DTYPES, samples_of, shortfall
 
@@ -56,23 +57,30 @@ def test_within_budget_when_compiled(name: str) -> None:
     assert compiled > 10
 
 
-@pytest.mark.parametrize("name", [name for name in NUMBER_TYPES if NUMBER_TYPES[name].kind != "int"])
-def test_every_code_is_decoded_exactly(name: str) -> None:
-    number = NUMBER_TYPES[name]
+@pytest.mark.parametrize(
+    "number",
+    [*(number for number in NUMBER_TYPES.values() if number.kind != "int"), NEW],
+    ids=lambda number: number.name,
+)
+def test_every_code_is_decoded_exactly(number: NumberType) -> None:
     codes = jnp.arange(1 << number.bits, dtype=jnp.uint8)
     expected = [code_value(number, code) for code in range(1 << number.bits)]
     np.testing.assert_array_equal(np.asarray(decode(codes, number)), np.asarray(expected, np.float32))
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3", "float8_e5m2", "float6_e2m3", "float6_e3m2", "float4_e2m1"])
-def test_every_float_is_encoded_as_on_the_cpu(name: str) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [*(number for number in NUMBER_TYPES.values() if number.kind == "float" and number.signed), NEW],
+    ids=lambda number: number.name,
+)
+def test_every_float_is_encoded_as_on_the_cpu(number: NumberType) -> None:
     """All bfloat16 values, and the float32 just below and above each: ties, subnormals, overflow."""
     patterns = np.arange(1 << 16, dtype=np.uint32) << 16
     bits = np.concatenate([patterns, patterns + 1, np.maximum(patterns, 1) - 1])
     values = torch.from_numpy(bits.view(np.float32))
     values = values[~values.isnan()]
-    got = to_tensor(encode_float(to_array(values), NUMBER_TYPES[name]))
-    assert torch.equal(got, encode(values, name))
+    got = to_tensor(encode_float(to_array(values), number))
+    assert torch.equal(got, encode(values, number))
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

@@ -7,17 +7,21 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from bitport.backends.xla.decode import JaxWeight, as_bytes, dense, pack_bits, signed_k_major, unpack_bits, unread
+from bitport.backends.xla.decode import (
+    JaxWeight,
+    as_bytes,
+    dense,
+    jax_dtype,
+    pack_bits,
+    signed_k_major,
+    unpack_bits,
+    unread,
+)
 from bitport.backends.xla.encode import encode, encode_rows, storage
 from bitport.backends.xla.k_major import NAME
 from bitport.errors import ArgumentError
 from bitport.numerics import ACTIVATIONS
 from bitport.ops.convert import parse_format
-
-
-def jax_dtype(dtype: Any) -> Any:
-    """Return jnp's dtype of the same name as torch's, in which ops receive the dtype of their result."""
-    return jnp.dtype(str(dtype).removeprefix("torch."))
 
 
 def embedding(ids: Array, *rest: Any) -> Array:

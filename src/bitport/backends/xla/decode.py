@@ -7,11 +7,13 @@ of a scale's bytes follows from scale2: e4m3 with one, e8m0 without. (An e4m3 sc
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array
 
 from bitport.backends.xla.k_major import NAME
@@ -41,6 +43,11 @@ class JaxWeight(NamedTuple):
     @property
     def number(self) -> NumberType:
         return number_type(self.dtype)
+
+
+def jax_dtype(dtype: Any) -> Any:
+    """Return jnp's dtype of the same name as torch's."""
+    return jnp.dtype(str(dtype).removeprefix("torch."))
 
 
 def as_bytes(array: Array) -> Array:
@@ -73,18 +80,18 @@ def pack_bits(codes: Array, bits: int) -> Array:
 
 
 def decode_float(codes: Array, number: NumberType) -> Array:
-    """Decode uint8 codes of a float type to float32. Types of fewer than 8 bits use a table; e4m3 and e5m2 are native
-    types of XLA; e8m0 is the exponent field of a float32."""
+    """Decode uint8 codes of a float type to float32. Those that torch has, XLA has too; e8m0 is the exponent field of a
+    float32; others use a table."""
     if not number.signed:
         bits = codes.astype(jnp.int32) << 23
         bits = jnp.where(codes == 0, 0x400000, bits)
         bits = jnp.where(codes == number.nan_code, 0x7FC00000, bits)
         return jax.lax.bitcast_convert_type(bits, jnp.float32)
-    if number.bits == 8:
-        kind = jnp.float8_e4m3fn if number.mantissa_bits == 3 else jnp.float8_e5m2
-        return jax.lax.bitcast_convert_type(codes, kind).astype(jnp.float32)
-    half = 1 << (number.bits - 1)
-    positive = [number.float_value(code) for code in range(half)]
+    if number.storage != torch.uint8:
+        return jax.lax.bitcast_convert_type(codes, jax_dtype(number.storage)).astype(jnp.float32)
+    positive = [number.float_value(code) for code in range(number.max_code + 1)]
+    positive += [math.inf] if number.specials == "ieee" else []
+    positive += [math.nan] * ((1 << (number.bits - 1)) - len(positive))
     return _look_up(codes, [*positive, *(-value for value in positive)])
 
 

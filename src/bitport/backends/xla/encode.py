@@ -13,9 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array
 
-from bitport.backends.xla.decode import decode, decode_float, pack_bits
+from bitport.backends.xla.decode import decode, decode_float, jax_dtype, pack_bits
 from bitport.numerics import ACTIVATIONS, Format, NumberType, number_type
 from bitport.numerics.codebooks import midpoints, zero_code
 from bitport.numerics.codec import has_whole_zero
@@ -60,8 +61,8 @@ def _spread(part: Array) -> Array:
 
 def encode_float(x: Array, number: NumberType) -> Array:
     """Encode float32 as uint8 codes, ties to even, overflow to the largest value."""
-    if number.bits == 8:
-        kind = jnp.float8_e4m3fn if number.mantissa_bits == 3 else jnp.float8_e5m2
+    if number.storage != torch.uint8:
+        kind = jax_dtype(number.storage)
         return jax.lax.bitcast_convert_type(jnp.clip(x, -number.max, number.max).astype(kind), jnp.uint8)
     values = [number.float_value(code) for code in range(number.max_code + 1)]
     codes = jnp.zeros(x.shape, jnp.uint8)

@@ -11,7 +11,7 @@ import torch
 from jax import Array
 from torch import Tensor
 
-from bitport.backends.xla.convert import jax_dtype
+from bitport.backends.xla.decode import jax_dtype
 from bitport.backends.xla.products import by_expert
 from bitport.errors import ArgumentError
 from bitport.ops.functional import getitem
