@@ -42,14 +42,16 @@ bits."""
 
 @pytest.mark.parametrize("scheme", TABLES[0].schemes)
 def test_recorded_order(scheme: str) -> None:
-    """Algorithms that look at inputs beat rounding to nearest, and AWQ with SignRound beats each alone. Below four
-    bits, where rounding hurts, everything beats rounding to nearest, and mixed bits beat uniform ones. SignRound is no
-    worse than the GPTQ that it starts from, except perhaps at two bits: there neither sees much of the inputs."""
+    """Algorithms that look at inputs beat rounding to nearest, and AWQ with SignRound is no worse than each alone.
+    Below four bits, where rounding hurts, it beats each, everything beats rounding to nearest, and mixed bits beat
+    uniform ones. SignRound is no worse than the GPTQ that it starts from, except perhaps at two bits: there neither
+    sees much of the inputs."""
     cost = {name: COST[scheme, name] for name in algorithms_of(scheme) if COST[scheme, name] is not None}
     informed = [cost[name] for name in ("gptq", "awq", "signround")]
     assert max(informed) < cost["rtn"]
-    assert cost["awq+signround"] < min(informed)
+    assert cost["awq+signround"] < min(informed) + CHANCE
     if scheme.startswith(("int2", "int3")):
+        assert cost["awq+signround"] < min(informed)
         assert max(cost.values()) == cost["rtn"]
         assert cost.get("mixed", -math.inf) < cost["gptq"]
     if not scheme.startswith("int2"):
