@@ -5,7 +5,9 @@ needed to build them. If there is no compiler, or compilation fails, the install
 remains correct, and ``bitport doctor`` says what is lost and why.
 """
 
+import hashlib
 import os
+import platform
 import runpy
 import shlex
 import shutil
@@ -23,6 +25,7 @@ from setuptools.dist import Distribution
 ROOT = Path(__file__).resolve().parent
 LIBRARY = Path("bitport", "backends", "cpu", "libbitport_kernels.so")
 REASON = LIBRARY.with_suffix(".txt")  # why there is no library; pip shows nothing of what was said on the way
+MADE = LIBRARY.with_suffix(".made")  # in a checkout: ingredients() of the library, so that no extra compiles it again
 ARCHIVE = Path("bitport", "export", "libbitport_deploy.a")
 SOURCES = runpy.run_path(str(ROOT / "src" / "bitport" / "backends" / "sources.py"))
 OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"]
@@ -88,6 +91,25 @@ def stamp() -> str:
     return SOURCES["fingerprint"](ROOT / "native")
 
 
+def ingredients() -> str:
+    """Fingerprint of all that determines LIBRARY and ARCHIVE: sources, compilers, options and machine."""
+    known = [stamp(), platform.machine(), shutil.which("ar"), Path(__file__).read_bytes()]
+    for compiler in compilers():
+        try:
+            said = subprocess.run([*compiler, "--version"], capture_output=True, timeout=PATIENCE).stdout
+        except (OSError, subprocess.SubprocessError):
+            said = b""  # compiling says why
+        known += [compiler, said]
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
+def is_current(place: Path) -> bool:
+    made, library = place / MADE, place / LIBRARY
+    if not made.is_file() or not library.is_file() or (shutil.which("ar") and not (place / ARCHIVE).is_file()):
+        return False
+    return made.read_text(encoding="utf-8") == ingredients() and stamp().encode() in library.read_bytes()
+
+
 def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> tuple[Path, Path | None]:
     """Compile every source once, into the library and the archive; the latter is None without ``ar``."""
     define = f'-DBITPORT_SOURCES="{stamp()}"'
@@ -111,13 +133,22 @@ def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> 
     return library, archive
 
 
+def install_kernels(place: Path, checkout: bool) -> None:
+    """``checkout``: the place is kept, with what an earlier installation compiled there."""
+    if checkout and is_current(place):
+        return print("the native CPU kernels are up to date")
+    put(None, place / MADE)
+    if reason := compile_kernels(place):
+        (place / REASON).write_text(reason, encoding="utf-8")
+        print(f"warning: bitport is installed without its native CPU kernels: {reason}", file=sys.stderr)
+    elif checkout:
+        (place / MADE).write_text(ingredients(), encoding="utf-8")
+
+
 class BuildWithKernels(build_py):
     def run(self) -> None:
         super().run()
-        place = ROOT / "src" if self.editable_mode else Path(self.build_lib)
-        if reason := compile_kernels(place):
-            (place / REASON).write_text(reason, encoding="utf-8")
-            print(f"warning: bitport is installed without its native CPU kernels: {reason}", file=sys.stderr)
+        install_kernels(ROOT / "src" if self.editable_mode else Path(self.build_lib), self.editable_mode)
 
 
 class Compiled(Distribution):

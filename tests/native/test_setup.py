@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETUP = ROOT / "setup.py"
 pytestmark = pytest.mark.skipif(not SETUP.is_file(), reason="the folder of the source is needed")
 WRITES = """#!/bin/sh
+case "$*" in *--version) exec echo 1.0;; esac
 echo "$@" >> "$0.log"
 while [ "$1" != -o ]; do shift; done
 : > "$2"
@@ -118,6 +119,41 @@ def test_after_a_failure_a_library_of_other_sources_goes(
     reason = setup["compile_kernels"](tmp_path)
     assert reason is None if same else reason == "clang++: no room\n"
     assert library.exists() == archive.exists() == same
+
+
+def test_another_extra_does_not_compile_again(
+    setup: dict[str, Any], compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was compiled stays only if the same would be compiled now."""
+    stamped = WRITES.replace(": > ", f"echo {fingerprint(ROOT / 'native')} > ")
+    log = compiler("c++", stamped).with_name("c++.log")
+    compiler("ar", '#!/bin/sh\n: > "$2"\n')
+    library, archive = tmp_path / setup["LIBRARY"], tmp_path / setup["ARCHIVE"]
+
+    def compiles(checkout: bool = True) -> bool:
+        log.unlink(missing_ok=True)
+        setup["install_kernels"](tmp_path, checkout)
+        return log.exists()
+
+    assert compiles()
+    assert not compiles()
+    for undone in (library, archive, library.with_suffix(".made")):
+        undone.unlink()
+        assert compiles()
+        assert not compiles()
+    library.write_text("f" * 64)  # of other sources
+    assert compiles()
+    compiler("c++", stamped.replace("1.0", "1.1"))
+    assert compiles()
+    assert not compiles()
+    monkeypatch.setenv("CXX", "c++ -O1")
+    assert compiles()
+    assert not compiles()
+    assert compiles(checkout=False)
+    assert not library.with_suffix(".made").exists()  # which would be packed into a wheel
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    setup["install_kernels"](tmp_path, True)
+    assert library.exists()  # of the same sources
 
 
 def test_why_there_is_no_library_is_left_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
