@@ -44,9 +44,9 @@ def compilers() -> list[list[str]]:
     return [[usual] for usual in ("c++", "g++", "clang++") if shutil.which(usual)]
 
 
-def compile_kernels(place: Path) -> str | None:
+def compile_kernels(place: Path, made: str = "") -> str | None:
     """Compile native/kernels, native/torch and native/shim into LIBRARY, and the part that exported programs link into
-    ARCHIVE; return the reason if that fails.
+    ARCHIVE; return the reason if that fails. ``made``: what to write to MADE.
 
     Running programs may use the existing files, so these stay until their replacements are complete. After a failure
     they are removed, so that they cannot pass for the new build, unless they were built from the same sources.
@@ -68,8 +68,10 @@ def compile_kernels(place: Path) -> str | None:
             put(archive, place / ARCHIVE)
             put(library, place / LIBRARY)  # last, for it alone is asked which sources it is of
             put(None, place / REASON)
+            if made:
+                (place / MADE).write_text(made, encoding="utf-8")
             return None
-    if (place / LIBRARY).is_file() and stamp().encode() in (place / LIBRARY).read_bytes():
+    if is_of_these_sources(place):
         print(f"warning: the native CPU kernels stay as they were, of the same sources: {reason}", file=sys.stderr)
         return None
     put(None, place / ARCHIVE)
@@ -103,11 +105,15 @@ def ingredients() -> str:
     return hashlib.sha256(repr(known).encode()).hexdigest()
 
 
-def is_current(place: Path) -> bool:
-    made, library = place / MADE, place / LIBRARY
-    if not made.is_file() or not library.is_file() or (shutil.which("ar") and not (place / ARCHIVE).is_file()):
-        return False
-    return made.read_text(encoding="utf-8") == ingredients() and stamp().encode() in library.read_bytes()
+def is_of_these_sources(place: Path) -> bool:
+    library = place / LIBRARY
+    return library.is_file() and stamp().encode() in library.read_bytes()
+
+
+def is_current(place: Path, made: str) -> bool:
+    """Whether LIBRARY and ARCHIVE in ``place`` are there and were made of these ingredients."""
+    record, whole = place / MADE, (place / ARCHIVE).is_file() or not shutil.which("ar")
+    return whole and record.is_file() and record.read_text(encoding="utf-8") == made and is_of_these_sources(place)
 
 
 def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> tuple[Path, Path | None]:
@@ -135,14 +141,13 @@ def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> 
 
 def install_kernels(place: Path, checkout: bool) -> None:
     """``checkout``: the place is kept, with what an earlier installation compiled there."""
-    if checkout and is_current(place):
+    made = ingredients() if checkout else ""
+    if checkout and is_current(place, made):
         return print("the native CPU kernels are up to date")
     put(None, place / MADE)
-    if reason := compile_kernels(place):
+    if reason := compile_kernels(place, made):
         (place / REASON).write_text(reason, encoding="utf-8")
         print(f"warning: bitport is installed without its native CPU kernels: {reason}", file=sys.stderr)
-    elif checkout:
-        (place / MADE).write_text(ingredients(), encoding="utf-8")
 
 
 class BuildWithKernels(build_py):

@@ -154,6 +154,7 @@ def test_another_extra_does_not_compile_again(
     monkeypatch.setenv("CXX", "no-such-compiler")
     setup["install_kernels"](tmp_path, True)
     assert library.exists()  # of the same sources
+    assert not library.with_suffix(".made").exists()  # but not by this compiler
 
 
 def test_why_there_is_no_library_is_left_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
