@@ -93,9 +93,4 @@ AVX2_INLINE Line read_line(const uint8_t* tile, int32_t bits, int64_t line) {
   return {{low, high}};
 }
 
-// The product of few rows with x in integers, for Int8Engine and Digits.
-struct Int8Job;
-constexpr int64_t kInt8Stretch = 256;   // columns: a panel of 16 KiB
-void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum);
-
 }  // namespace bitport

@@ -58,7 +58,7 @@ int64_t most_rows(int32_t isa, const BitportTiles& w) {
   const bool wide = w.bits > 6, short_groups = w.group <= 32;
   switch (isa) {
     case BITPORT_SCALAR: return 0;
-    case BITPORT_AVX2: return w.bits > 4 ? 0 : short_groups ? 1 : 2;
+    case BITPORT_AVX2: return w.bits > 4 ? 1 : w.bits == 4 && !short_groups ? 4 : 2;
     case BITPORT_AVX512_VNNI: return short_groups ? 8 : kMostRows;
 #if BITPORT_X86
     case BITPORT_AVX512_BF16: return !fast_bf16() ? 4 : wide ? 6 : 2;

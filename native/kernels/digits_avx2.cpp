@@ -1,6 +1,6 @@
 #include "digits.h"
 #if BITPORT_X86
-#include "avx2.h"
+#include "int8_avx2.h"
 
 namespace bitport {
 namespace {

@@ -1,98 +1,32 @@
-// The product with int8 inputs. Few rows: by vpmaddubsw, directly from the codes. It saturates sums of two products at
-// 16 bits, which 4-bit digits never reach: wider codes are split into a low digit plus 16 times a high one.
-// 15 * 128 * 8 fits, so 8 products of digits are summed before they are widened. More rows: by vpmaddwd, from a panel
-// of words. Both sum the pairs of columns that are adjacent in the layout.
+// The product with int8 inputs, by vpmaddubsw: bytes without a sign, the codes, times bytes with one, in pairs of
+// columns. It saturates sums of two products at 16 bits, which 4-bit digits never reach: wider codes are split into a
+// low digit plus 16 times a high one. 15 * 128 * 16 fits, so 16 products of digits are summed before they are widened.
+// Few rows take the codes from the tile as they are, pairs of columns of 16 rows; more rows from a panel of four columns of
+// 8 rows, whose sums are quicker to widen.
 #include "int8.h"
 #if BITPORT_X86
-#include "avx2.h"
+#include "int8_avx2.h"
 
 namespace bitport {
 namespace {
 
-AVX2 void range(const void* x, int32_t type, int64_t count, float* low, float* high) {
-  __m256 least = _mm256_setzero_ps(), most = least, odd = least;
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m256 v = load8(x, type, i);
-    least = _mm256_min_ps(least, v);
-    most = _mm256_max_ps(most, v);
-    odd = _mm256_or_ps(odd, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-  }
-  alignas(32) float lows[8], highs[8];
-  _mm256_store_ps(lows, least);
-  _mm256_store_ps(highs, most);
-  bool nan = _mm256_movemask_ps(odd);
-  float lowest = 0, highest = 0;
-  const auto take = [&](float small, float large) {
-    if (small < lowest) lowest = small;
-    if (large > highest) highest = large;
-  };
-  for (int j = 0; j < 8; ++j) take(lows[j], highs[j]);
-  for (; i < count; ++i) {
-    const float value = load_number(x, type, i);
-    nan |= value != value;
-    take(value, value);
-  }
-  *low = nan ? float_of_bits(0x7fc00000u) : lowest;
-  *high = nan ? float_of_bits(0x7fc00000u) : highest;
+// Adds 16-bit numbers. g++ would regroup a chain of sums as a tree, for which it runs out of registers.
+AVX2_INLINE void add_in_turn(__m256i& sum, __m256i words) {
+  sum = _mm256_add_epi16(sum, words);
+  asm("" : "+x"(sum));
 }
 
-AVX2 int32_t round(const void* x, int32_t type, int64_t count, Rounding rounding, int8_t* to, int64_t from,
-                   int64_t next) {
-  const __m256 scale = _mm256_set1_ps(rounding.scale), zero = _mm256_set1_ps(rounding.zero);
-  const __m256 most = _mm256_set1_ps(127), least = _mm256_set1_ps(-128);
-  __m256i sum = _mm256_setzero_si256();
-  for (int64_t i = 0, at = from; i < ceil_div(count, 16) * 16; i += 8, at += 8) {
-    __m256 v;
-    __m256i inside = _mm256_set1_epi32(-1);
-    if (count - i >= 8) {
-      v = load8(x, type, i);
-    } else {
-      alignas(32) float some[8] = {};
-      alignas(32) int32_t which[8] = {};
-      for (int64_t j = 0; i + j < count; ++j) { some[j] = load_number(x, type, i + j); which[j] = -1; }
-      v = _mm256_load_ps(some);
-      inside = _mm256_load_si256(reinterpret_cast<const __m256i*>(which));
-    }
-    __m256 steps = _mm256_div_ps(v, scale);
-    steps = _mm256_and_ps(steps, _mm256_cmp_ps(steps, steps, _CMP_ORD_Q));   // NaN: 0
-    steps = _mm256_add_ps(_mm256_round_ps(steps, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), zero);
-    steps = _mm256_max_ps(least, _mm256_min_ps(most, steps));
-    const __m256i codes = _mm256_and_si256(_mm256_cvtps_epi32(steps), inside);
-    sum = _mm256_add_epi32(sum, codes);
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + at / kInt8Step * next + at % kInt8Step),
-                     _mm_packs_epi16(words, words));
-  }
-  alignas(32) int32_t sums[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(sums), sum);
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+// Sums of integers to begin with: codes are numbers from 0 on, whose center is subtracted.
+AVX2_INLINE __m256i less_center(const BitportTiles& w, float x_sum) {
+  return _mm256_set1_epi32(-center(w) * int32_t(x_sum));
 }
 
-// panel [K / 2][32 rows][2 columns], words: codes minus their center
-AVX2 void unpack(const BitportTiles& w, const Panel& panel) {
-  int16_t* to = static_cast<int16_t*>(panel.data);
-  const __m256i minus = _mm256_set1_epi16(int16_t(center(w)));
-  for (int64_t step = panel.k / 32; step < ceil_div(panel.k + panel.count, 32); ++step)
-    for (int64_t line = 0; line < 8; ++line, to += 128)
-      for (int64_t half = 0; half < 2; ++half) {
-        const Line codes = read_line(tile_at(w, panel.tile, step), w.bits, half * 8 + line);
-        for (int64_t part = 0; part < 4; ++part) {   // 8 rows of a pair of columns
-          const __m256i pair = codes.pair[part / 2];
-          const __m256i words =
-              _mm256_cvtepu8_epi16(part % 2 ? _mm256_extracti128_si256(pair, 1) : _mm256_castsi256_si128(pair));
-          _mm256_store_si256(reinterpret_cast<__m256i*>(to + part / 2 * 64 + half * 32 + part % 2 * 16),
-                             _mm256_sub_epi16(words, minus));
-        }
-      }
-}
-
-// Converts sums of R rows of x and 16 rows of the weight to float32.
-template <int R>
-AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, const __m256i (*whole)[2],
+// Converts sums of R rows of x and 8 Parts rows of the weight to float32.
+template <int R, int Parts>
+AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, const __m256i (*whole)[Parts],
                            float* sum) {
 #pragma GCC unroll 2
-  for (int part = 0; part < 2; ++part) {
+  for (int part = 0; part < Parts; ++part) {
     const __m256 own = load8(w.scale, w.scale_type, at + part * 8);
     const __m256 scale = w.scale2 ? _mm256_mul_ps(own, _mm256_set1_ps(*w.scale2)) : own;
     const __m256 zero = w.zero ? load8(w.zero, w.zero_type, at + part * 8) : _mm256_set1_ps(middle(w));
@@ -106,50 +40,91 @@ AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sum
   }
 }
 
-// Multiplies R rows of x, as words, by the panel.
-template <int R>
-AVX2 void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, float* sum) {
-  const BitportTiles& w = *job.weight;
-  alignas(32) int16_t x[R][kInt8Stretch];
-  const int64_t step = job.block * kInt8Step, last = panel.k + panel.count;
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    const int8_t* from = codes_at(job, row + r, panel.k);
-    for (int64_t k = 0; k < panel.count; k += 16)
-      _mm256_store_si256(reinterpret_cast<__m256i*>(x[r] + k),
-                         _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(
-                             from + k / kInt8Step * step + k % kInt8Step))));
-  }
-  const int64_t scales = panel.tile * groups_of(w) * 32;
-  for (int64_t half = 0; half < 2; ++half)
-    for (Pieces piece(w, job.stretch, panel.k); piece.begin < last; piece.next()) {
-      __m256i whole[R][2];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) whole[r][0] = whole[r][1] = _mm256_setzero_si256();
-      const int64_t first = piece.begin - panel.k, end = ceil_div(piece.end - panel.k, 2) * 2;
-      const int16_t* words = static_cast<const int16_t*>(panel.data) + first * 32 + half * 32;
-      for (int64_t k = first; k < end; k += 2, words += 64) {
-        const __m256i low = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
-        const __m256i high = _mm256_load_si256(reinterpret_cast<const __m256i*>(words + 16));
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          const __m256i two = _mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(x[r] + k)));
-          whole[r][0] = _mm256_add_epi32(whole[r][0], _mm256_madd_epi16(low, two));
-          whole[r][1] = _mm256_add_epi32(whole[r][1], _mm256_madd_epi16(high, two));
+// panel [K / 4][digits][32 rows][4 columns], bytes: the lowest 4 bits of codes, and the others if they have more
+AVX2 void unpack(const BitportTiles& w, const Panel& panel) {
+  const int64_t next = w.bits > 4 ? 256 : 128;   // bytes of 4 columns
+  const __m256i digit = _mm256_set1_epi8(15);
+  uint8_t* to = static_cast<uint8_t*>(panel.data);
+  for (int64_t step = panel.k / 32; step < ceil_div(panel.k + panel.count, 32); ++step)
+    for (int64_t line = 0; line < 8; ++line, to += next)
+      for (int64_t half = 0; half < 2; ++half) {
+        const Line codes = read_line(tile_at(w, panel.tile, step), w.bits, half * 8 + line);
+        const __m256i first = _mm256_unpacklo_epi16(codes.pair[0], codes.pair[1]);
+        const __m256i second = _mm256_unpackhi_epi16(codes.pair[0], codes.pair[1]);
+        const __m256i rows[] = {_mm256_permute2x128_si256(first, second, 0x20),
+                                _mm256_permute2x128_si256(first, second, 0x31)};
+        for (int64_t part = 0; part < 2; ++part) {
+          __m256i* const at = reinterpret_cast<__m256i*>(to + half * 64 + part * 32);
+          _mm256_store_si256(at, _mm256_and_si256(rows[part], digit));
+          if (w.bits > 4) _mm256_store_si256(at + 4, _mm256_and_si256(_mm256_srli_epi16(rows[part], 4), digit));
         }
       }
-      add_piece<R>(w, scales + piece.group * 32 + half * 16, sums_at(job, row, piece.index), whole, sum + half * 16);
+}
+
+// Multiplies R rows of x by two vectors of the panel at a time: 16 rows of the weight, or both digits of 8.
+template <int R, bool Two>
+AVX2 void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, float* sum) {
+  constexpr int Parts = Two ? 1 : 2, Other = Two ? 128 : 32, Next = Two ? 256 : 128;   // the last two in bytes
+  const BitportTiles& w = *job.weight;
+  const int8_t* const x = codes_at(job, row, panel.k);
+  const uint64_t step = uint64_t(job.block) * kInt8Step;
+  const int64_t scales = panel.tile * groups_of(w) * 32, last = panel.k + panel.count;
+  const __m256i ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
+  for (Pieces piece(w, job.stretch, panel.k); piece.begin < last; piece.next()) {
+    const float* const sums = sums_at(job, row, piece.index);
+    const uint64_t first = uint64_t(piece.begin - panel.k), end = uint64_t(piece.end - panel.k);
+#pragma GCC unroll 1
+    for (int64_t n = 0; n < 32; n += 8 * Parts) {
+      __m256i whole[R][Parts];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int part = 0; part < Parts; ++part) whole[r][part] = less_center(w, sums[r]);
+      const uint8_t* codes = static_cast<const uint8_t*>(panel.data) + first / 4 * Next + n * 4;
+#pragma GCC unroll 1
+      for (uint64_t k = first; k < end;) {
+        __m256i words[R][2];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) words[r][0] = words[r][1] = _mm256_setzero_si256();
+        const uint64_t full = k / 32 * 32 + 32, stop = full < end ? full : end;   // 8 pairs per sum
+#pragma GCC unroll 1
+        for (; k < stop; k += 16) {
+          const int8_t* const from = x + k / kInt8Step * step + k % kInt8Step;
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i, codes += Next) {
+            const __m256i one = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
+            const __m256i other = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + Other));
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) {
+              const float* const at = reinterpret_cast<const float*>(from + r * kInt8Step + i * 4);
+              const __m256i four = _mm256_castps_si256(_mm256_broadcast_ss(at));
+              add_in_turn(words[r][0], _mm256_maddubs_epi16(one, four));
+              add_in_turn(words[r][1], _mm256_maddubs_epi16(other, four));
+            }
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const __m256i low = _mm256_madd_epi16(words[r][0], ones);
+          const __m256i high = _mm256_madd_epi16(words[r][1], Two ? sixteens : ones);
+          whole[r][0] = _mm256_add_epi32(whole[r][0], low);
+          whole[r][Parts - 1] = _mm256_add_epi32(whole[r][Parts - 1], high);
+        }
+      }
+      add_piece<R, Parts>(w, scales + piece.group * 32 + n, sums, whole, sum + n);
     }
+  }
 }
 
 void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  static constexpr decltype(&multiply_rows<1, false>) ways[2][4] = {
+      {multiply_rows<1, false>, multiply_rows<2, false>, multiply_rows<3, false>, multiply_rows<4, false>},
+      {multiply_rows<1, true>, multiply_rows<2, true>, multiply_rows<3, true>, multiply_rows<4, true>}};
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  for (int64_t r = 0; r < rows;) {
-    const int64_t left = rows - r;
-    if (left >= 4) { multiply_rows<4>(job, panel, row + r, sum + r * 32); r += 4; }
-    else if (left >= 2) { multiply_rows<2>(job, panel, row + r, sum + r * 32); r += 2; }
-    else { multiply_rows<1>(job, panel, row + r, sum + r * 32); r += 1; }
-  }
+  const auto& by_rows = ways[job.weight->bits > 4];
+  by_few(rows, job.block, 4, [&](int64_t r, int64_t count) {
+    by_rows[count - 1](job, panel, row + r, sum + r * 32);
+  });
 }
 
 AVX2_INLINE __m256i two_of(const int8_t* x) {   // neighbours in K, for 16 rows of the weight
@@ -166,108 +141,91 @@ AVX2_INLINE void widen_to(__m256i* sum, __m256i words, int left) {
   sum[1] = _mm256_add_epi32(sum[1], _mm256_slli_epi32(high, left));
 }
 
-// The codes of half a tile, in place. Bits: 4 or 8, whose lines are whole vectors; 1 and 5 stand for any other up to 4
-// and 7.
-template <int Bits, Fetch How>
-struct FromTile {
-  const BitportTiles& weight;
-  int64_t tile, half;
-  struct Unit { const uint8_t* tile; int64_t line; };   // 16 columns, 4 lines
-  AVX2_MEMBER Unit unit(int64_t k) const {
-    const Unit at = {tile_at(weight, tile, k / 32), half * 8 + (k / 16 & 1) * 4};
-    fetch<How>(at.tile + at.line * 8 * weight.bits, 32 * weight.bits);
-    return at;
-  }
-  AVX2_MEMBER Line line(const Unit& unit, int64_t i) const {
-    return read_line(unit.tile, Bits == 4 || Bits == 8 ? Bits : weight.bits, unit.line + i);
-  }
-};
-
-// R rows of x times 16 columns and 16 rows of the weight.
-template <int R, int Bits, Fetch How>
-AVX2_INLINE void multiply_unit(const int8_t* x, const FromTile<Bits, How>& source, int64_t k, __m256i (*whole)[2]) {
+// Adds the products of R rows of x with 16 columns of H halves of a tile, whose lines are 8 apart. Both take what is
+// loaded of x. Bits: 4 or 8, whose lines are whole vectors; 1 and 5 stand for any other up to 4 and 7.
+template <int R, int H, int Bits>
+AVX2_INLINE void multiply_unit(const int8_t* x, const uint8_t* tile, int32_t bits, int64_t line,
+                               __m256i (*whole)[R][2]) {
   constexpr bool Two = Bits > 4;
-  const auto unit = source.unit(k);
   const __m256i digit = _mm256_set1_epi8(15);
-  __m256i low[R], high[R];
+  __m256i low[H][R], high[H][R];
+#pragma GCC unroll 2
+  for (int h = 0; h < H; ++h)
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) low[r] = high[r] = _mm256_setzero_si256();
+    for (int r = 0; r < R; ++r) low[h][r] = high[h][r] = _mm256_setzero_si256();
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const Line line = source.line(unit, i);
+    Line of[H];
 #pragma GCC unroll 2
-    for (int pair = 0; pair < 2; ++pair) {
-      const __m256i codes = line.pair[pair];
-      const __m256i first = Two ? _mm256_and_si256(codes, digit) : codes;
-      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), digit);
+    for (int h = 0; h < H; ++h) of[h] = read_line(tile, bits, line + h * 8 + i);
+#pragma GCC unroll 2
+    for (int pair = 0; pair < 2; ++pair)
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const __m256i two = two_of(x + r * kInt8Step + i * 4 + pair * 2);
-        low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(first, two));
-        if (Two) high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(second, two));
+#pragma GCC unroll 2
+        for (int h = 0; h < H; ++h) {
+          const __m256i codes = of[h].pair[pair];
+          const __m256i first = Two ? _mm256_and_si256(codes, digit) : codes;
+          const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), digit);
+          add_in_turn(low[h][r], _mm256_maddubs_epi16(first, two));
+          if (Two) add_in_turn(high[h][r], _mm256_maddubs_epi16(second, two));
+        }
       }
-    }
   }
+#pragma GCC unroll 2
+  for (int h = 0; h < H; ++h)
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    widen_to(whole[r], low[r], 0);
-    if (Two) widen_to(whole[r], high[r], 4);
-  }
+    for (int r = 0; r < R; ++r) {
+      widen_to(whole[h][r], low[h][r], 0);
+      if (Two) widen_to(whole[h][r], high[h][r], 4);
+    }
 }
 
-// Up to two rows alternate between both halves of a tile, whose lines are in this order in memory; more rows process
-// one half and then the other, while its lines are in L1.
+// Up to two rows multiply both halves of a tile at once; for more there are too few registers, and each piece of one half
+// is followed by that of the other, while its lines are in L1.
 template <int R, int Bits, Fetch How>
 AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
-  constexpr int kHalves = R <= 2 ? 2 : 1;
+  constexpr int H = R <= 2 ? 2 : 1;
   const BitportTiles& w = *job.weight;
-  const int8_t* x = codes_at(job, row, 0);
+  const int32_t bits = Bits == 4 || Bits == 8 ? Bits : w.bits;
+  const int8_t* const x = codes_at(job, row, 0);
+  const uint8_t* const codes = tile_at(w, tile, 0);
+  const uint64_t step = uint64_t(job.block) * kInt8Step;
   const int64_t scales = tile * groups_of(w) * 32;
   for (int64_t i = 0; i < R * 32; ++i) sum[i] = 0;
-  for (int64_t k = 0; k < w.k; k += kInt8Stretch)
-    for (int64_t half = 0; half < 2; half += kHalves)
-      for (Pieces piece(w, job.stretch, k); piece.begin < smaller(k + kInt8Stretch, w.k); piece.next()) {
-        const float* sums = sums_at(job, row, piece.index);
-        __m256i whole[kHalves][R][2];
+  for (Pieces piece(w, job.stretch, 0); piece.begin < w.k; piece.next()) {
+    const float* const sums = sums_at(job, row, piece.index);
+#pragma GCC unroll 1
+    for (int64_t half = 0; half < 2; half += H) {
+      __m256i whole[H][R][2];
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h)
+      for (int h = 0; h < H; ++h)
 #pragma GCC unroll 4
-          for (int r = 0; r < R; ++r)
-            whole[h][r][0] = whole[h][r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r]));
-        for (int64_t at = piece.begin; at < piece.end; at += 16)
+        for (int r = 0; r < R; ++r) whole[h][r][0] = whole[h][r][1] = less_center(w, sums[r]);
+#pragma GCC unroll 1
+      for (uint64_t k = uint64_t(piece.begin); k < uint64_t(piece.end); k += 16) {
+        const uint8_t* const at = codes + k / 32 * uint64_t(128 * bits);
+        const int64_t line = half * 8 + int64_t(k / 16 % 2) * 4;
 #pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) {
-            const FromTile<Bits, How> source{w, tile, half + h};
-            multiply_unit<R, Bits, How>(x + at / kInt8Step * job.block * kInt8Step + at % kInt8Step, source, at, whole[h]);
-          }
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h)
-          add_piece<R>(w, scales + piece.group * 32 + (half + h) * 16, sums, whole[h], sum + (half + h) * 16);
+        for (int h = 0; h < H; ++h) fetch<How>(at + (line + h * 8) * 8 * bits, 32 * bits);
+        multiply_unit<R, H, Bits>(x + k / kInt8Step * step + k % kInt8Step, at, bits, line, whole);
       }
+#pragma GCC unroll 2
+      for (int h = 0; h < H; ++h)
+        add_piece<R, 2>(w, scales + piece.group * 32 + (half + h) * 16, sums, whole[h], sum + (half + h) * 16);
+    }
+  }
 }
 
 template <int Bits, Fetch How>
 void fused_as(const Int8Job& job, int64_t tile, float* sum) {
-  for (int64_t r = 0; r < job.m;) {
-    const int64_t left = job.m - r;
-    if (left >= 4) { fused_rows<4, Bits, How>(job, tile, r, sum + r * 32); r += 4; }
-    else if (left >= 2) { fused_rows<2, Bits, How>(job, tile, r, sum + r * 32); r += 2; }
-    else { fused_rows<1, Bits, How>(job, tile, r, sum + r * 32); r += 1; }
-  }
+  static constexpr decltype(&fused_rows<1, Bits, How>) by_rows[] = {
+      fused_rows<1, Bits, How>, fused_rows<2, Bits, How>, fused_rows<3, Bits, How>, fused_rows<4, Bits, How>};
+  by_few(job.m, job.block, 4, [&](int64_t r, int64_t count) { by_rows[count - 1](job, tile, r, sum + r * 32); });
 }
 
 bool fuses(const BitportTiles&, int64_t m) { return m <= 32; }
-
-AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,
-                 int32_t type, bool) {
-  const __m256 scale = _mm256_set1_ps(rounding.scale), zero = _mm256_set1_ps(rounding.zero);
-  for (int64_t j = 0; j < 32; j += 8) {
-    __m256 v = _mm256_load_ps(sum + j);
-    if (ones) v = _mm256_fnmadd_ps(zero, _mm256_load_ps(ones + j), v);
-    _mm256_store_ps(sum + j, _mm256_mul_ps(v, scale));
-  }
-  avx2_engine.store(sum, count, bias, y, type);
-}
 
 }  // namespace
 
@@ -288,8 +246,9 @@ void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) 
   }
 }
 
-const Int8Engine avx2_int8_engine = {kInt8Stretch, 2, kUsualOfBytes, range, round, fuses, avx2_int8_fused, unpack, multiply, nullptr, nullptr, nullptr, finish, false,
-                                     nullptr, nullptr};
+const Int8Engine avx2_int8_engine = {kInt8Stretch, 2, kUsualOfBytes, avx2_int8_range, avx2_int8_round, fuses,
+                                     avx2_int8_fused, unpack, multiply, nullptr, nullptr, nullptr, avx2_int8_finish,
+                                     false, nullptr, nullptr};
 
 }  // namespace bitport
 #endif
