@@ -72,9 +72,9 @@ def guard(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def elsewhere() -> Callable[..., None]:
     """Run a test file in a separate process, since registering a device with PyTorch cannot be undone."""
 
-    def run(file: str, site: Path | None = None, **variables: str) -> None:
+    def run(file: str, site: Path | None = None, only: str = "", **variables: str) -> None:
         paths = [str(ROOT / "src"), *([str(site)] if site else []), os.environ.get("PYTHONPATH", "")]
-        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", f"--rootdir={ROOT}"]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", f"--rootdir={ROOT}", "-k", only]
         _run(
             [sys.executable, "-m", "pytest", *options, str(HERE / file)],
             {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", **variables},

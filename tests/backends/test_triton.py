@@ -32,14 +32,23 @@ def test_in_the_interpreter(file: str, elsewhere: Callable[..., None]) -> None:
     elsewhere(file, TRITON_INTERPRET="1", TRITON_DEVICE="cpu")
 
 
-def compiled(elsewhere: Callable[..., None], cache: Path, targets: str, **variables: str) -> None:
-    elsewhere("on_triton_compiler.py", TRITON_TARGETS=targets, TRITON_CACHE_DIR=str(cache), **variables)
+def compiled(elsewhere: Callable[..., None], cache: Path, targets: str, only: str = "", **variables: str) -> None:
+    elsewhere("on_triton_compiler.py", only=only, TRITON_TARGETS=targets, TRITON_CACHE_DIR=str(cache), **variables)
 
 
 @needs_triton
-@pytest.mark.parametrize("target", ["sm90", "sm100", "gfx942", pytest.param("sm80", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "target", ["sm90", *(pytest.param(other, marks=pytest.mark.slow) for other in ("sm80", "sm100", "gfx942"))]
+)
 def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
     compiled(elsewhere, tmp_path, target)
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["sm100", "gfx942"])
+def test_instructions_that_not_every_device_has(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
+    """What differs most from one device to the next: the units for products of integers, float8 and scaled blocks."""
+    compiled(elsewhere, tmp_path, target, only="unit or as_such or probe")
 
 
 @needs_triton

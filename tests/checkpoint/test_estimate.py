@@ -33,7 +33,7 @@ print(json.dumps([report.memory_estimate, report.memory_peak, run.memory.base]))
         ("int8", "rtn", True),
         ("nvfp4", "rtn", True),
         ("mxfp6", "rtn", False),
-        ("int3", "hqq", True),
+        pytest.param("int3", "hqq", True, marks=pytest.mark.slow),
     ],
 )
 def test_the_peak_is_below_what_was_foretold(tmp_path: Path, scheme: str, algorithm: str, kernels: bool) -> None:

@@ -59,6 +59,7 @@ FEW = AWQ(steps=8)
 """Faster, and hardly worse."""
 
 
+@pytest.mark.slow
 def test_awq_and_gptq_at_three_bits(yardstick: Yardstick) -> None:
     """Both together are about as good as AWQ alone here: no text of this length tells which is better."""
     algorithms = ("rtn", "gptq", (FEW, Clip()), (FEW, GPTQ()))
