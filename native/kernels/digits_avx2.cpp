@@ -19,17 +19,6 @@ AVX2 uint16_t largest(const uint16_t* x, int64_t k) {
   return found;
 }
 
-AVX2_INLINE int32_t sum_of(__m256i v) {
-  alignas(32) int32_t each[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(each), v);
-  return ((each[0] + each[1]) + (each[2] + each[3])) + ((each[4] + each[5]) + (each[6] + each[7]));
-}
-
-AVX2_INLINE void store_bytes(int8_t* to, __m256i words) {   // 8 32-bit integers
-  const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(half, half));
-}
-
 AVX2 void split(const uint16_t* x, int64_t from, int64_t to, float unit, int8_t* codes, int64_t next, float* high_sum,
                 float* low_sum) {
   const __m256 inverse = _mm256_set1_ps(1.0f / unit);

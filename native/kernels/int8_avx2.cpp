@@ -1,8 +1,8 @@
 // The product with int8 inputs, by vpmaddubsw: bytes without a sign, the codes, times bytes with one, in pairs of
 // columns. It saturates sums of two products at 16 bits, which 4-bit digits never reach: wider codes are split into a
 // low digit plus 16 times a high one. 15 * 128 * 16 fits, so 16 products of digits are summed before they are widened.
-// Few rows take the codes from the tile as they are, pairs of columns of 16 rows; more rows from a panel of four columns of
-// 8 rows, whose sums are quicker to widen.
+// Few rows take the codes from the tile as they are, pairs of columns of 16 rows; more rows from a panel of four
+// columns of 8 rows, whose sums are quicker to widen.
 #include "int8.h"
 #if BITPORT_X86
 #include "int8_avx2.h"
@@ -182,8 +182,8 @@ AVX2_INLINE void multiply_unit(const int8_t* x, const uint8_t* tile, int32_t bit
     }
 }
 
-// Up to two rows multiply both halves of a tile at once; for more there are too few registers, and each piece of one half
-// is followed by that of the other, while its lines are in L1.
+// Up to two rows multiply both halves of a tile at once; for more there are too few registers, and each piece of one
+// half is followed by that of the other, while its lines are in L1.
 template <int R, int Bits, Fetch How>
 AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
   constexpr int H = R <= 2 ? 2 : 1;

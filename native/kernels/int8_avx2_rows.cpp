@@ -56,13 +56,9 @@ AVX2 int32_t avx2_int8_round(const void* x, int32_t type, int64_t count, Roundin
     steps = _mm256_max_ps(least, _mm256_min_ps(most, steps));
     const __m256i codes = _mm256_and_si256(_mm256_cvtps_epi32(steps), inside);
     sum = _mm256_add_epi32(sum, codes);
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + at / kInt8Step * next + at % kInt8Step),
-                     _mm_packs_epi16(words, words));
+    store_bytes(to + at / kInt8Step * next + at % kInt8Step, codes);
   }
-  alignas(32) int32_t sums[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(sums), sum);
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  return sum_of(sum);
 }
 
 AVX2 void avx2_int8_finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,

@@ -138,9 +138,11 @@ def test_block_by_block(alike: None, source: Path, tmp_path: Path, scheme: str, 
 
 
 @pytest.mark.parametrize(("scheme", "algorithm"), [("int3-g32", "awq+gptq"), ("int8-static", "rtn")])
-def test_between_blocks_all_is_on_disk(alike: None, source: Path, tmp_path: Path, scheme: str, algorithm: str) -> None:
+def test_activations_on_disk(alike: None, source: Path, tmp_path: Path, scheme: str, algorithm: str) -> None:
     for activations in ("memory", "disk"):
+        sim.reset()
         stream(source, tmp_path / activations, scheme, algorithm, SIM, activations=activations).run()
+        assert sim.fallbacks()
     assert hashes(tmp_path / "disk") == hashes(tmp_path / "memory")
 
 
