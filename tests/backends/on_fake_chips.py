@@ -162,7 +162,7 @@ def candidates() -> list[Any]:
         for op, schemes in TAKEN.items()
         for impl in IMPLS.get((op, DEVICE), [])
         for scheme in schemes
-        for rows in (1, 7, 4096)
+        for rows in (1, 4096)
     ]
 
 
@@ -174,6 +174,7 @@ def test_nobody_waits(impl: Impl, scheme: str, rows: int, monkeypatch: pytest.Mo
         assert waits(impl.run, *args) == []
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="only CUDA captures graphs")
 @pytest.mark.parametrize("scheme", bp.PRESETS)
 def test_nobody_waits_for_the_generic_kernels(scheme: str) -> None:
     """They run where no other kernel takes a call, and can be captured too. (A static scale is a constant.)"""

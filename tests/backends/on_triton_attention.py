@@ -107,15 +107,17 @@ def test_no_sum_is_shorter_than_threads_read(width: int, dtype: torch.dtype, mon
         assert summed >= (32 if configs.of(DEVICE).bfloat16 else 16)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (20, 1), (5, 5)])
-@pytest.mark.parametrize("rows", [1, 7, 70])
+@pytest.mark.parametrize(
+    ("heads", "rows"),
+    [(heads, rows) for heads in ((1, 1), (3, 1), (20, 1), (5, 5)) for rows in (1, 7, 70) if heads[0] * rows < 500],
+)
 def test_heads_and_rows(heads: tuple[int, int], rows: int) -> None:
     of = sample("", CPU, FP32, "int8", "int4-g16", shape=(2, *heads, 32), rows=rows, tokens=80, causal=True)
     assert missing(of) <= 0
 
 
 @pytest.mark.parametrize("programs", [1, 20, 1000])
-@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 700])
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 400])
 def test_stretches_of_any_length(tokens: int, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One program for all tokens, up to as many as there are steps."""
     content = configs.of(DEVICE).content

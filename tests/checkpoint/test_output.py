@@ -37,7 +37,13 @@ check_kills(folder, lambda target: quantize.quantize_files(folder / "hf", target
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
-@pytest.mark.parametrize(("step", "algorithm"), [(1, "rtn"), (8000, "rtn"), (1, "hqq"), (8000, "clip")])
+@pytest.mark.parametrize(
+    ("step", "algorithm"),
+    [
+        *((1, "rtn"), (8000, "clip")),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((8000, "rtn"), (1, "hqq"))),
+    ],
+)
 def test_kill(tmp_path: Path, step: int, algorithm: str) -> None:
     """Once at each of several random writes, and twice in one run."""
     write(Llama(), tmp_path / "hf", shards=2)
