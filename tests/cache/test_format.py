@@ -47,10 +47,16 @@ def test_what_is_no_format_says_why(name: str, says: str) -> None:
         cache_format(name)
 
 
-def test_a_number_of_tokens_is_not_negative() -> None:
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_a_number_of_tokens_is_not_negative(which: str) -> None:
     int8 = Format(dtype="int8")
-    with pytest.raises(SchemeError, match="last=-1"):
-        CacheFormat(keys=int8, values=int8, last=-1)
+    with pytest.raises(SchemeError, match=f"{which}=-1"):
+        CacheFormat(keys=int8, values=int8, **{which: -1})
+
+
+def test_all_tokens_are_quantized_unless_asked() -> None:
+    int8 = Format(dtype="int8")
+    assert CacheFormat(keys=int8, values=int8).quantized(5) == 5
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from bitport.cache import KeyValueStore, cache_format
 from bitport.cache import store as store_module
 from bitport.cache.rows import GrowingRows
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, DeviceError
 from bitport.numerics import Format, quantize_dequantize, sqnr
 from bitport.ops import Weight
 from bitport.ops.samples import product_budget
@@ -237,6 +237,15 @@ def test_a_store_of_inference_mode_is_one_outside_of_it(name: str, change: str) 
     assert q.grad is not None
 
 
+def test_so_is_one_that_has_quantized_nothing() -> None:
+    store = KeyValueStore("int8+first9")
+    with torch.inference_mode():
+        store.append(tokens(5), tokens(5, width=48))
+    q = torch.randn(2, 3, 1, 64, requires_grad=True)
+    store.attend(q).sum().backward()
+    assert q.grad is not None
+
+
 def test_appending_copies_each_row_a_few_times_at_most() -> None:
     """n rows are copied when memory grows to 1.25 n, n / 1.25 before that, and so on: 5 n in all."""
     rows, copied = GrowingRows(torch.empty(1, 1, 0, 8)), 0
@@ -267,6 +276,7 @@ WRONG = {
     "no heads": (tokens()[:, :0], tokens()[:, :0], "of which only tokens may be 0"),
     "other tokens": (tokens(), tokens(5), "values must be .* as the keys are"),
     "other dtype": (tokens(), tokens().bfloat16(), "values must be torch.float32.*not torch.bfloat16"),
+    "values of no columns": (tokens(), tokens(width=48)[..., :0], r"values must be .*100, 0\]"),
     "other width than before": (tokens(width=32), tokens(width=48), "keys must be .*64.* like those before them"),
     "other heads than before": (tokens()[:, :1], tokens(width=48)[:, :1], "like those before them"),
     "other dtype than before": (tokens().half(), tokens(width=48).half(), "keys must be torch.float32.*float16"),
@@ -284,6 +294,7 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 
 def test_an_empty_store_has_nothing_to_look_at() -> None:
     store = KeyValueStore("int8")
+    assert len(store) == 0
     with pytest.raises(ArgumentError, match="no tokens yet"):
         store.attend(tokens())
     store.append(tokens(3), tokens(3))
@@ -292,3 +303,14 @@ def test_an_empty_store_has_nothing_to_look_at() -> None:
         store.attend(tokens())
     with pytest.raises(ArgumentError, match="0 to 0, not to 1"):
         store.crop(1)
+
+
+def test_sequences_and_devices_that_are_none() -> None:
+    store = filled("int8", TOKENS)
+    for sequences in ([0], torch.tensor([0.0])):
+        with pytest.raises(ArgumentError, match="sequences must be a tensor of their numbers"):
+            store.select(sequences)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="times must be a whole number of at least 1, not 0"):
+        store.repeat(0)
+    with pytest.raises(DeviceError, match="no device cuda:99 here"):
+        store.to("cuda:99")

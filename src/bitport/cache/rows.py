@@ -21,7 +21,6 @@ SPARE, LEAST = 4, 64
 class GrowingRows:
     """``like`` gives batch, heads, width, dtype and device; ``tokens``: how many a row stands for."""
 
-    @torch.inference_mode(False)
     def __init__(self, like: Tensor, tokens: int = 1) -> None:
         self.least = max(LEAST // tokens, 1)
         self.buffer = like.new_empty(*like.shape[:2], 0, like.shape[3])
@@ -49,7 +48,6 @@ class GrowingRows:
             grown[:, :, : self.count] = self.held
             self.buffer = grown
 
-    @torch.inference_mode(False)
     def append(self, rows: Tensor) -> None:
         count = self.count + rows.shape[2]
         self.reserve(count)
