@@ -170,6 +170,23 @@ def test_a_step_that_runs_out_of_memory_can_be_repeated(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("step", ["append", "crop"])
+def test_nothing_is_changed_before_all_memory_is_there(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled("int2-b8x1:int2-g16+first4", TOKENS)
+    store.repeat(1)  # which leaves no room
+    append, same = GrowingRows.append, []
+
+    def watched(rows: GrowingRows, new: Tensor) -> None:
+        before = rows.buffer
+        append(rows, new)
+        same.append(rows.buffer is before)
+
+    monkeypatch.setattr(GrowingRows, "append", watched)
+    STEPS[step](store)
+    assert same
+    assert all(same)
+
+
 def test_a_first_append_that_fails_leaves_the_store_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     store = KeyValueStore("int8")
     with monkeypatch.context() as patched:
@@ -294,6 +311,8 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 
 def test_an_empty_store_has_nothing_to_look_at() -> None:
     store = KeyValueStore("int8")
+    with pytest.raises(ArgumentError, match=r"values must be torch.float32 .* as the keys are"):
+        store.append(tokens(), tokens().bfloat16())
     assert len(store) == 0
     with pytest.raises(ArgumentError, match="no tokens yet"):
         store.attend(tokens())
@@ -301,8 +320,9 @@ def test_an_empty_store_has_nothing_to_look_at() -> None:
     store.crop(0)
     with pytest.raises(ArgumentError, match="need at least 1 tokens"):
         store.attend(tokens())
-    with pytest.raises(ArgumentError, match="0 to 0, not to 1"):
-        store.crop(1)
+    for count in (1, 0.0):
+        with pytest.raises(ArgumentError, match=f"0 to 0, not to {count}"):
+            store.crop(count)  # type: ignore[arg-type]
 
 
 def test_sequences_and_devices_that_are_none() -> None:
@@ -310,7 +330,8 @@ def test_sequences_and_devices_that_are_none() -> None:
     for sequences in ([0], torch.tensor([0.0])):
         with pytest.raises(ArgumentError, match="sequences must be a tensor of their numbers"):
             store.select(sequences)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="times must be a whole number of at least 1, not 0"):
-        store.repeat(0)
+    for times in (0, 1.5):
+        with pytest.raises(ArgumentError, match=f"times must be a whole number of at least 1, not {times}"):
+            store.repeat(times)  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="no device cuda:99 here"):
         store.to("cuda:99")

@@ -183,7 +183,7 @@ class KeyValueStore:
         if self._sides is None:
             return
         quantized = self._sides[0].data.count
-        if not quantized or tokens >= self.format.first + quantized:
+        if tokens >= self.format.first + quantized:
             for side in self._sides:
                 side.dense.crop(tokens - quantized)
             return
