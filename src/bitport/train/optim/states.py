@@ -54,9 +54,8 @@ def states_of(name: str) -> States:
 
 
 def kept_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
-    """The shape of the QTensor that keeps a tensor of ``shape``."""
-    rows = len(shape) > 1 and math.prod(shape[1:]) >= fmt.block[1]
-    return tuple(shape) if rows else (1, math.prod(shape))
+    """The shape of the QTensor that keeps a tensor of ``shape``: a single row if its own do not fill a block."""
+    return tuple(shape) if math.prod(shape[1:]) >= fmt.block[1] else (1, math.prod(shape))
 
 
 def zeros(param: Tensor, fmt: Format | None, dtype: torch.dtype) -> Tensor:
