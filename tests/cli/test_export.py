@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bitport import dequantize_
+from bitport.backends.cpu.native import PATH
 from bitport.cli.main import main
 from bitport.export import load
 from bitport.integrations.huggingface import load_model
@@ -75,7 +76,7 @@ def test_a_quantized_model_writes_the_same_tokens(tmp_path: Path, capsys: pytest
     manifest = json.loads(capsys.readouterr().out)["manifest"]
     assert set(manifest["methods"]) == {"prefill", "decode"}
     assert (tmp_path / "model.weights").stat().st_size == manifest["weights"]["size"]
-    assert output.stat().st_size < 6_000_000
+    assert output.stat().st_size < 2 * PATH.stat().st_size, "two libraries, each with the kernels that it calls"
 
     model, program = load_model(quantized), load(output, verify=True)
     prompt, count = torch.tensor([[5, 17, 200, 31, 9]]), 20
