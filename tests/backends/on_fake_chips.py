@@ -162,7 +162,7 @@ def candidates() -> list[Any]:
         for op, schemes in TAKEN.items()
         for impl in IMPLS.get((op, DEVICE), [])
         for scheme in schemes
-        for rows in (1, 4096)
+        for rows in (1, 7, 4096)
     ]
 
 

@@ -263,6 +263,15 @@ def test_so_is_one_that_has_quantized_nothing() -> None:
     assert q.grad is not None
 
 
+def test_rows_made_in_inference_mode_are_normal_tensors() -> None:
+    with torch.inference_mode():
+        rows = GrowingRows(torch.empty(1, 1, 0, 8))
+        empty = rows.buffer
+        rows.append(torch.zeros(1, 1, 1, 8))
+    assert not empty.is_inference()
+    assert not rows.buffer.is_inference()
+
+
 def test_appending_copies_each_row_a_few_times_at_most() -> None:
     """n rows are copied when memory grows to 1.25 n, n / 1.25 before that, and so on: 5 n in all."""
     rows, copied = GrowingRows(torch.empty(1, 1, 0, 8)), 0

@@ -21,6 +21,7 @@ SPARE, LEAST = 4, 64
 class GrowingRows:
     """``like`` gives batch, heads, width, dtype and device; ``tokens``: how many a row stands for."""
 
+    @torch.inference_mode(False)
     def __init__(self, like: Tensor, tokens: int = 1) -> None:
         self.least = max(LEAST // tokens, 1)
         self.buffer = like.new_empty(*like.shape[:2], 0, like.shape[3])
