@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,7 @@ from bitport.backends.cuda.few_rows import DEEP, MIDDLE, NARROW, WIDE, Form, Siz
 from bitport.ops import Sample, Weight
 from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device, in_stream
 from tests.backends.products import products, shortfall
-from tests.native.builds import nvcc
+from tests.native.builds import assembled
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
@@ -334,16 +333,12 @@ def test_sizes_are_those_that_were_fastest() -> None:
 @pytest.mark.parametrize("architecture", ["80", "90a"])
 def test_registers_are_enough(architecture: str, shift: int, tmp_path: Path) -> None:
     """Each size with one of the forms, of which every shift selects another."""
-    clusters, file = architecture == "90a", tmp_path / "few_rows.cu"
-    options = [f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-std=c++17", "-Xptxas", "-v", "-cubin"]
+    clusters = architecture == "90a"
     forms = ((8, 0x80, 32, FP16), (4, 0, 128, BF16), (4, 0, 32, FP16), (8, 0, 0, BF16))
     for at, size in enumerate((WIDE, DEEP, MIDDLE, NARROW)):
         form = Form(*forms[(at + shift) % 4], clusters)
-        file.write_text(source(size._replace(splits=4 if clusters else 1), form))
-        command = [nvcc(), *options, "-o", str(tmp_path / "out"), str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert re.findall(r"(\d+) bytes spill", done.stdout + done.stderr) == ["0", "0"]
+        said = assembled(source(size._replace(splits=4 if clusters else 1), form), architecture, tmp_path)
+        assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"]
 
 
 @pytest.fixture

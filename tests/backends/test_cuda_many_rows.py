@@ -4,7 +4,6 @@ refused; which size is chosen; and that each compiles to the intended code. test
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from bitport.ops import Sample, Weight
 from bitport.schemes import preset
 from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device
 from tests.backends.products import products, shortfall
-from tests.native.builds import nvcc
+from tests.native.builds import assembled
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
@@ -172,13 +171,6 @@ def test_registers_are_enough(splits: int, form: Form, tmp_path: Path) -> None:
     """No register is spilled, and matrix products overlap with the preparation of the next ones. They do not where the
     compiler sees writes to registers that a product in flight reads."""
     for size, _ in COSTS[f"int{form.bits}"]:
-        file = tmp_path / "many_rows.cu"
-        file.write_text(source(size._replace(splits=splits), form))
-        options = ["-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-Xptxas", "-v", "-cubin"]
-        done = subprocess.run(
-            [nvcc(), *options, "-o", str(tmp_path / "out"), str(file)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        said = done.stdout + done.stderr
+        said = assembled(source(size._replace(splits=splits), form), "90a", tmp_path)
         assert "Performance Loss" not in said
         assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"]

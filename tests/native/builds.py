@@ -30,9 +30,11 @@ def runner() -> Path:
     return folder
 
 
-def run(*command: str) -> None:
+def run(*command: str) -> str:
+    """What ``command`` says; it must not fail."""
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def nvcc() -> str:
@@ -41,3 +43,11 @@ def nvcc() -> str:
     if found is None:
         pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
     return found
+
+
+def assembled(text: str, architecture: str, folder: Path) -> str:
+    """Compile CUDA C++ for one architecture; return what the assembler says, such as how many bytes it spills."""
+    file, options = folder / "kernel.cu", ("-std=c++17", "-Xptxas", "-v", "-cubin")
+    file.write_text(text)
+    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    return run(nvcc(), target, *options, "-o", str(folder / "out"), str(file))

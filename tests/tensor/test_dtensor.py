@@ -14,7 +14,7 @@ CHECKS = "tests.tensor.on_dtensor"
 outcomes = functools.cache(ranks.run)
 
 
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("world", ranks.WORLDS)
 @pytest.mark.parametrize("check", ranks.names(CHECKS))
 def test_in_several_processes(check: str, world: int) -> None:
     if wrong := outcomes(CHECKS, world)[check]:

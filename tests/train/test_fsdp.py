@@ -11,7 +11,7 @@ from bitport.train import prepare_
 from tests import ranks
 
 
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("world", ranks.WORLDS)
 def test_fsdp(world: int) -> None:
     assert ranks.run("tests.train.on_fsdp", world) == dict.fromkeys(ranks.names("tests.train.on_fsdp"), "")
 

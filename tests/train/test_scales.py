@@ -358,7 +358,7 @@ def test_beside_weights_that_are_trained_themselves() -> None:
     assert {layer.name: layer.algorithm for layer in report.layers} == {"0.weight": "scales learned", "1.weight": "rtn"}
 
 
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("world", ranks.WORLDS)
 def test_several_processes(world: int) -> None:
     assert ranks.run("tests.train.on_scales", world) == dict.fromkeys(ranks.names("tests.train.on_scales"), "")
 
