@@ -40,7 +40,7 @@ WORKERS = ("-n", "WORKERS", "--maxschedchunk=1")
 five a single worker would get them."""
 SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row", "int4-int8")
 PIECES: dict[str, tuple[str, ...]] = {
-    "kernels": (*TESTS, *WORKERS, *KERNELS),
+    "kernels": (*TESTS, *WORKERS, "-m", "", *KERNELS),
     "tests": (*TESTS, *WORKERS, "-m", "gpu", "-k", "not watched", *DEVICE_TESTS),
     "support": ("-m", "bitport.conformance", "--device", "DEVICE", "--json", "FOLDER/support.json"),
     "tune": ("-m", "bench.gpu.tune", "--json"),

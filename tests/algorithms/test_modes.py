@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import bitport
 from bitport.tensor import QTensor
+from tests.turns import turns
 
 RUNS = [
     ("gptq", "int4-g32"),
@@ -72,8 +73,7 @@ COMPILED: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
-@pytest.mark.parametrize("how", COMPILED)
+@pytest.mark.parametrize(("how", "algorithm", "scheme"), turns(COMPILED, RUNS))
 def test_a_compiled_model(model: nn.Module, batches: list[Tensor], how: str, algorithm: str, scheme: str) -> None:
     """The model stays compiled."""
     plain, compiled = copy.deepcopy(model), COMPILED[how](copy.deepcopy(model))

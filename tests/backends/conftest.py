@@ -70,13 +70,15 @@ def guard(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def elsewhere() -> Callable[..., None]:
-    """Run a test file in a separate process, since registering a device with PyTorch cannot be undone."""
+    """Run test files in a separate process, since registering a device with PyTorch cannot be undone; with ``every``
+    their slow tests too."""
 
-    def run(file: str, site: Path | None = None, only: str = "", **variables: str) -> None:
+    def run(*files: str, site: Path | None = None, only: str = "", every: bool = False, **variables: str) -> None:
         paths = [str(ROOT / "src"), *([str(site)] if site else []), os.environ.get("PYTHONPATH", "")]
         options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", f"--rootdir={ROOT}", "-k", only]
+        marked = ["-m", ""] if every else []
         _run(
-            [sys.executable, "-m", "pytest", *options, str(HERE / file)],
+            [sys.executable, "-m", "pytest", *options, *marked, *(str(HERE / file) for file in files)],
             {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", **variables},
         )
 

@@ -117,14 +117,16 @@ def test_one_weight_at_a_time(objects: None, source: Path, tmp_path: Path, monke
 
 
 RUNS = [
-    ("int4-g32", "gptq"),
-    ("int3-g32", "awq"),
     ("int3-g32", "awq+gptq"),
     ("int3-g32", "signround"),
-    ("nf4", "hqq"),
     ("int8-static", "rtn"),
-    ("int8-dyn", "smooth"),
-    ("fp8-static", "gptq"),
+    *(
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in (
+            *(("int4-g32", "gptq"), ("int3-g32", "awq"), ("nf4", "hqq")),
+            *(("int8-dyn", "smooth"), ("fp8-static", "gptq")),
+        )
+    ),
 ]
 
 
@@ -312,7 +314,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("scheme", "algorithm"), [("int4-g32", "gptq"), ("int8-static", "rtn")])
+@pytest.mark.parametrize(
+    ("scheme", "algorithm"), [pytest.param("int4-g32", "gptq", marks=pytest.mark.slow), ("int8-static", "rtn")]
+)
 def test_two_processes_with_a_device_each(source: Path, tmp_path: Path, scheme: str, algorithm: str) -> None:
     """Weights and inputs that one sends the other arrive on the other's device."""
     words = [sys.executable, "-c", ONE, str(source), str(tmp_path / "two"), scheme, algorithm]
@@ -356,7 +360,7 @@ def test_the_command_without_data(llama: Path, tmp_path: Path) -> None:
     assert whole.tied == there.tied == {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-@pytest.mark.parametrize("algorithm", ["gptq", "awq+gptq"])
+@pytest.mark.parametrize("algorithm", [pytest.param("gptq", marks=pytest.mark.slow), "awq+gptq"])
 def test_the_command_with_data(
     llama: Path, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

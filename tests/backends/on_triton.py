@@ -22,6 +22,7 @@ from bitport.numerics import NUMBER_TYPES, Quantized, to_storage
 from bitport.ops import OPS, Impl, Sample, Weight, register_kernel, use_kernel
 from bitport.schemes import preset
 from tests.backends.products import products, shortfall
+from tests.turns import turns
 
 DEVICE = torch.device(os.environ["TRITON_DEVICE"])
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -74,7 +75,7 @@ def test_samples(op: str, name: str, run: Callable[..., Tensor], refuses: Callab
 
 
 SHAPES = ((17, 65, 264), (1, 20, 100), (1, 1, 1), (3, 33, 7), (2, 10, 1030), (5, 18, 520))
-"""(rows, N, K); all for bf16, the first two for the others."""
+"""(rows, N, K)"""
 WEIGHTS = ("int4-g32", "int4-g20-sym", "int3-g24", "int8", "int6-g32-fzero", "nf4", "fp8-wo", "mxfp4-wo")
 ROUNDED = (
     *(
@@ -92,12 +93,11 @@ ROUNDED = (
 PRODUCTS = {"gemv": linear.gemv, "tiles": linear.tiles}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("scheme", [*WEIGHTS, *ROUNDED])
+@pytest.mark.parametrize(("scheme", "dtype"), turns([*WEIGHTS, *ROUNDED], FLOATS))
 def test_products_of_any_shape(scheme: str, dtype: str) -> None:
     """Each product called directly, whatever the table would choose."""
     act, missed = preset(scheme).act, {}
-    for (m, n, k), (name, product) in itertools.product(SHAPES if dtype == "bf16" else SHAPES[:2], PRODUCTS.items()):
+    for (m, n, k), (name, product) in itertools.product(SHAPES, PRODUCTS.items()):
         if name == "gemv" and (act in rounding.SEPARATE or m > 5):
             continue
         (sample,) = products(scheme, FLOATS[dtype], "plain", n=n, k=k, m=m)

@@ -15,6 +15,7 @@ from bitport.cache import KeyValueStore
 from bitport.ops import OPS, Impl, Sample, Weight, register_kernel, unregister_kernel, use_kernel
 from bitport.ops.attention import AttentionArgs, sample
 from tests.backends.products import shortfall
+from tests.turns import turns
 
 DEVICE, CPU = torch.device(os.environ["TRITON_DEVICE"]), torch.device("cpu")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -40,22 +41,21 @@ def missing(of: Sample) -> float:
     return shortfall(of, run(AttentionArgs.of(*of.args)))
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize(
-    ("keys", "values", "width"),
-    [
-        ("int8", "int8-asym", 16),
-        ("int4-g16", "int6-channel", 16),
-        ("int4-g32", "int4-g64-fzero", 128),
-        ("int2-b32x1", "int2-g32", 64),
-        ("int2-b32x1-sym", "int3-g16", 80),
-        ("fp8-wo", "fp8-wo-g32", 33),
-        ("fp8-e5m2-wo", "mxfp8-wo", 160),
-        ("mxfp4-wo", "nf4-g48", 24),
-        ("int6-channel", "int5-g16", 256),
-        ("int5-b8x20", "int4-b3x5", 44),
-    ],
+FORMATS = (
+    ("int8", "int8-asym", 16),
+    ("int4-g16", "int6-channel", 16),
+    ("int4-g32", "int4-g64-fzero", 128),
+    ("int2-b32x1", "int2-g32", 64),
+    ("int2-b32x1-sym", "int3-g16", 80),
+    ("fp8-wo", "fp8-wo-g32", 33),
+    ("fp8-e5m2-wo", "mxfp8-wo", 160),
+    ("mxfp4-wo", "nf4-g48", 24),
+    ("int6-channel", "int5-g16", 256),
+    ("int5-b8x20", "int4-b3x5", 44),
 )
+
+
+@pytest.mark.parametrize(("keys", "values", "width", "dtype"), turns(FORMATS, [FP32, BF16, FP16]))
 def test_formats_and_widths(keys: str, values: str, width: int, dtype: torch.dtype) -> None:
     shape = (2, 6, 2, width)
     of = sample(f"{width}", CPU, dtype, keys, values, shape=shape, value_width=width, tokens=70, causal=True)
@@ -116,8 +116,7 @@ def test_heads_and_rows(heads: tuple[int, int], rows: int) -> None:
     assert missing(of) <= 0
 
 
-@pytest.mark.parametrize("programs", [1, 20, 1000])
-@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 400])
+@pytest.mark.parametrize(("tokens", "programs"), turns([1, 127, 128, 129, 400], [20, 1, 1000]))
 def test_stretches_of_any_length(tokens: int, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One program for all tokens, up to as many as there are steps."""
     content = configs.of(DEVICE).content

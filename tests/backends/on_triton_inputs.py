@@ -15,6 +15,7 @@ from bitport.numerics import ACTIVATIONS, fake_quantize
 from bitport.ops import OPS, Impl, register_kernel, unregister_kernel
 from bitport.ops.convert import from_list
 from tests.backends.products import products, shortfall
+from tests.turns import turns
 
 DEVICE = torch.device(os.environ["TRITON_DEVICE"])
 BF16 = torch.bfloat16
@@ -52,8 +53,7 @@ def same(got: list[Tensor], want: list[Tensor]) -> None:
         assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize(("act", "dtype"), turns(ACTIVATIONS, FLOATS))
 def test_codes_and_scales_are_the_same_bits(act: str, dtype: str) -> None:
     for k in (7, 200, 1040, 4100):
         x = values(FLOATS[dtype], k)
@@ -90,8 +90,7 @@ def test_all_values_of_a_dtype(act: str) -> None:
         same(kernels.quantize_input(rows.to(DEVICE), act, kept), GENERIC(rows, act, scale))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize(("act", "dtype"), turns(ACTIVATIONS, FLOATS))
 def test_inputs_of_products_are_rounded_alike(act: str, dtype: str) -> None:
     """To the same codes: only one rounding of a product of two scales may differ."""
     for k in (7, 200, 1040):

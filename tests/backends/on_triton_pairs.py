@@ -17,6 +17,7 @@ from bitport.numerics import NUMBER_TYPES, Format, to_storage
 from bitport.ops import Sample, Weight
 from bitport.schemes import Scheme, preset
 from tests.backends.products import products, shortfall
+from tests.turns import turns
 
 DEVICE = torch.device(os.environ["TRITON_DEVICE"])
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -85,8 +86,7 @@ def every_code(n: int, k: int) -> Tensor:
     return (torch.arange(n)[:, None] * 3 + column * (column // 16 % 2 * 4 + 1)) % 16
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("scheme", "dtype"), turns(SCHEMES, [BF16, FP16]))
 def test_products_are_those_of_one_at_a_time(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
     assert_same_products(scheme, dtype, SEVERAL)
     assert paths == [True, False] * len(SHAPES)

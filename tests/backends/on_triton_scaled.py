@@ -17,6 +17,7 @@ from bitport.numerics import Format, fake_quantize
 from bitport.ops import Weight
 from bitport.schemes import Scheme, preset
 from tests.backends.products import products, shortfall
+from tests.turns import turns
 
 DEVICE = torch.device(os.environ["TRITON_DEVICE"])
 BF16 = torch.bfloat16
@@ -53,8 +54,9 @@ MIXED = {
 SCHEMES = {**{name: preset(name) for name in scaled.BLOCKS}, **MIXED}
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 48, 256), (70, 65, 288), (3, 1, 32), (130, 33, 1024)])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "m", "n", "k"), turns(SCHEMES, [(1, 48, 256), (70, 65, 288), (3, 1, 32), (130, 33, 1024)])
+)
 def test_products(scheme: str, m: int, n: int, k: int) -> None:
     (sample,) = products(SCHEMES[scheme], BF16, "plain", n=n, k=k, m=m)
     args = here(sample.args)

@@ -10,18 +10,20 @@ import pytest
 import torch
 
 built_once = pytest.mark.xdist_group("device from outside")  # by one worker
+EVERY = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "every one"])
 
 
 @built_once
 def test_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
-    elsewhere("on_sim.py", sim_site)
+    elsewhere("on_sim.py", site=sim_site)
 
 
 @built_once
-def test_files_quantized_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
+@EVERY
+def test_files_quantized_on_a_device_from_outside(every: bool, sim_site: Path, elsewhere: Callable[..., None]) -> None:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed: pip install 'bitport[hf]'")
-    elsewhere("on_sim_files.py", sim_site)
+    elsewhere("on_sim_files.py", site=sim_site, every=every)
 
 
 @built_once
@@ -29,18 +31,21 @@ def test_pipelines_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[
     for package in ("diffusers", "accelerate"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: pip install 'bitport[diffusers]'")
-    elsewhere("on_sim_pipelines.py", sim_site)
+    elsewhere("on_sim_pipelines.py", site=sim_site)
 
 
 @pytest.mark.xdist_group("fake device")  # its guard is compiled once, by one worker
 @pytest.mark.parametrize("device", ["xpu", "cuda", "mps"])
-@pytest.mark.parametrize("file", ["on_fake_device.py", "on_fake_chips.py"])
-def test_on_a_fake_device(file: str, device: str, guard: Path, elsewhere: Callable[..., None]) -> None:
+def test_on_a_fake_device(device: str, guard: Path, elsewhere: Callable[..., None]) -> None:
     """Only with PyTorch's kernels: others register where they find a real device."""
+    on_fake(device, guard, elsewhere, "on_fake_device.py", "on_fake_chips.py", BITPORT_DISABLE="triton")
+
+
+def on_fake(device: str, guard: Path, elsewhere: Callable[..., None], *files: str, **variables: str) -> None:
     built = torch.accelerator.current_accelerator(check_available=False)
     if built is not None and built.type == device:
         pytest.skip(f"this PyTorch was built for {device}, whose own guard a fake one would replace")
-    elsewhere(file, FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard), BITPORT_DISABLE="triton")
+    elsewhere(*files, FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard), **variables)
 
 
 @pytest.mark.xdist_group("fake device")
@@ -49,4 +54,4 @@ def test_triton_on_a_fake_device(device: str, guard: Path, elsewhere: Callable[.
     """With Triton's kernels as well, which get registered there and launch nothing."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed: pip install 'bitport[triton]'")
-    test_on_a_fake_device("on_fake_triton.py", device, guard, elsewhere)
+    on_fake(device, guard, elsewhere, "on_fake_triton.py")

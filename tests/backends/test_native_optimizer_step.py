@@ -21,11 +21,13 @@ from bitport.ops.optimizer_step import STEP, Moment, Numbers, ParamStep, generic
 from bitport.tensor import QTensor
 from bitport.train.optim import SGD, STATES, Adam, AdamW, Lion, LowBitOptimizer
 from tests.backends.taken import compiled
+from tests.turns import turns
 
 pytestmark = compiled
 SHAPES = ((20, 320), (256, 21), (5000,), (6, 512), (), (3, 64), (7, 130), (2, 3, 15, 15), (3, 1))
 """Whole vectors and remainders, short rows, odd rows, one number."""
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = pytest.mark.parametrize("dtype", FLOATS, ids=["fp32", "bf16", "fp16"])
 RULES: dict[str, tuple[type[LowBitOptimizer], dict[str, Any]]] = {
     "adamw": (AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
     "adam-l2": (Adam, {"lr": 1e-2, "weight_decay": 0.1, "maximize": True}),
@@ -63,9 +65,7 @@ def bits(tensor: Tensor) -> list[Tensor]:
     return [tensor.qdata.view(torch.uint8), tensor.scale] if isinstance(tensor, QTensor) else [tensor]
 
 
-@DTYPES
-@pytest.mark.parametrize("states", STATES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "states", "dtype"), turns(RULES, STATES, FLOATS))
 def test_a_step_is_the_generic_one(isa: str, rule: str, states: str, dtype: torch.dtype) -> None:
     """The parameter of Adam too, up to the square root: where torch's op is off by an ulp, that and the four roundings
     after it may each move the update by an ulp, and the parameter to its neighbour."""

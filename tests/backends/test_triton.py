@@ -27,9 +27,11 @@ FILES = tuple(Path(file).name for file in KERNELS)
 
 
 @needs_triton
-@pytest.mark.parametrize("file", FILES)
-def test_in_the_interpreter(file: str, elsewhere: Callable[..., None]) -> None:
-    elsewhere(file, TRITON_INTERPRET="1", TRITON_DEVICE="cpu")
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "every combination"])
+@pytest.mark.parametrize("files", [FILES[::5], FILES[1:5]], ids=" ".join)
+def test_in_the_interpreter(files: tuple[str, ...], every: bool, elsewhere: Callable[..., None]) -> None:
+    """In two processes that take about as long, since importing takes seconds."""
+    elsewhere(*files, every=every, TRITON_INTERPRET="1", TRITON_DEVICE="cpu")
 
 
 def compiled(elsewhere: Callable[..., None], cache: Path, targets: str, only: str = "", **variables: str) -> None:
@@ -45,10 +47,9 @@ def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable
 
 
 @needs_triton
-@pytest.mark.parametrize("target", ["sm100", "gfx942"])
-def test_instructions_that_not_every_device_has(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
+def test_instructions_that_not_every_device_has(elsewhere: Callable[..., None], tmp_path: Path) -> None:
     """What differs most from one device to the next: the units for products of integers, float8 and scaled blocks."""
-    compiled(elsewhere, tmp_path, target, only="unit or as_such or probe")
+    compiled(elsewhere, tmp_path, "sm100,gfx942", only="unit or as_such or finds")
 
 
 @needs_triton
@@ -66,7 +67,7 @@ def test_every_variant_compiled(target: str, elsewhere: Callable[..., None], tmp
 @pytest.mark.parametrize("file", FILES)
 def test_on_the_device(file: str, elsewhere: Callable[..., None]) -> None:
     assert DEVICE is not None
-    elsewhere(file, TRITON_DEVICE=DEVICE.type)
+    elsewhere(file, every=True, TRITON_DEVICE=DEVICE.type)
 
 
 @pytest.mark.skipif(DEVICE is not None, reason="there is a device here")

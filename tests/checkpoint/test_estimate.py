@@ -30,8 +30,8 @@ print(json.dumps([report.memory_estimate, report.memory_peak, run.memory.base]))
     ("scheme", "algorithm", "kernels"),
     [
         ("int4", "rtn", True),
-        ("int8", "rtn", True),
-        ("nvfp4", "rtn", True),
+        pytest.param("int8", "rtn", True, marks=pytest.mark.slow),
+        pytest.param("nvfp4", "rtn", True, marks=pytest.mark.slow),
         ("mxfp6", "rtn", False),
         pytest.param("int3", "hqq", True, marks=pytest.mark.slow),
     ],

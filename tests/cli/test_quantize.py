@@ -271,7 +271,7 @@ STATIC: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", STATIC)
+@pytest.mark.parametrize("case", ["gptq", *(pytest.param(each, marks=pytest.mark.slow) for each in ("rtn", "awq"))])
 def test_static_scales_are_measured_on_data(run: Run, llama: Path, text: Path, tmp_path: Path, case: str) -> None:
     scheme, algorithm = STATIC[case]
     words = ("quantize", llama, "--scheme", scheme, "--algorithm", algorithm, "--data", text, "--json")

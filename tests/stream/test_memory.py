@@ -67,8 +67,8 @@ print(json.dumps([report.memory_estimate, report.memory_peak, stream.memory.base
         ("int4", "rtn", 160),
         ("int4", "gptq", 6),
         pytest.param("int4", "awq", 3, marks=pytest.mark.slow),
-        ("int4", "awq+gptq", 3),
-        ("int4", "signround", 6),
+        pytest.param("int4", "awq+gptq", 3, marks=pytest.mark.slow),
+        pytest.param("int4", "signround", 6, marks=pytest.mark.slow),
         ("int8-static", "rtn", 6),
     ],
 )

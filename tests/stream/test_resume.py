@@ -44,7 +44,7 @@ check_kills(folder, run, 4)
     [
         ("int4-g32", "gptq", "disk"),
         pytest.param("int4-g32", "awq+gptq", "memory", marks=pytest.mark.slow),
-        ("int8-static", "rtn", "memory"),
+        pytest.param("int8-static", "rtn", "memory", marks=pytest.mark.slow),
         pytest.param("int8-static", "gptq", "disk", marks=pytest.mark.slow),
     ],
 )

@@ -18,6 +18,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.stream import Stream
 
 from ..checkpoint.models import assert_same
+from ..turns import turns
 from .models import WIDTH, Block, Model, Tied, batches, built, empty, write
 
 
@@ -45,9 +46,7 @@ RUNS: dict[str, tuple[Any, str]] = {
 MODELS = {"model": Model, "tied": Tied}
 
 
-@pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("activations", ["memory", "disk"])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(("run", "activations", "make"), turns(RUNS, ["memory", "disk"], MODELS))
 def test_the_result_is_that_of_quantize(tmp_path: Path, run: str, activations: str, make: str) -> None:
     recipe, algorithm = RUNS[run]
     model, source = built(MODELS[make]), write(tmp_path, MODELS[make])
