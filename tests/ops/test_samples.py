@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitport.ops import OPS, Op, Sample, call
 from bitport.ops.table import bits
@@ -46,6 +47,27 @@ def test_the_generic_overload_is_the_generic_kernel(op: Op, dtype: torch.dtype) 
         results = (generic(*sample.args), op.generic(*sample.args))
         for got, wanted in zip(*(r if isinstance(r, list) else [r] for r in results), strict=True):
             assert torch.equal(bits(got), bits(wanted))
+
+
+class Calls(TorchDispatchMode):
+    """Records the ops that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.of.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_a_call_that_names_no_overload_is_one_of_the_op(op: Op) -> None:
+    """Not of an overload with the same arguments, without its gradient and its fake kernel."""
+    sample = next(iter(op.samples(CPU, torch.bfloat16)))
+    with Calls() as calls:
+        getattr(torch.ops.bitport, op.name)(*sample.args)
+    assert calls.of[0] == op.overload
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)

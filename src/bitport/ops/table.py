@@ -136,12 +136,15 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
             given[at] = bytes(given[at]).decode()
         return run(*given)
 
+    # The order matters: torch.ops.bitport.<name> calls the first overload that takes the arguments, and PyTorch aborts
+    # at exit over an overload that follows two with the same arguments.
+    LIB.define(op.name + op.schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIB.define(f"{op.name}.choose{op.schema.replace('str ', 'int[] ')}")
-    LIB.impl(f"{op.name}.choose", choose, "CompositeExplicitAutograd")
-    for overload, kernel in ((op.name, run), (f"{op.name}.generic", generic)):
-        LIB.define(overload + op.schema, tags=(torch.Tag.pt2_compliant_tag,))
-        LIB.impl(overload, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"bitport::{overload}", fake, lib=LIB)
+    LIB.define(f"{op.name}.generic{op.schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    for overload, kernel in (("", run), (".choose", choose), (".generic", generic)):
+        LIB.impl(op.name + overload, kernel, "CompositeExplicitAutograd")
+    for overload in ("", ".generic"):
+        torch.library.register_fake(f"bitport::{op.name}{overload}", fake, lib=LIB)
     if op.composed:
         LIB.impl(op.name, _composed(op, run), "Autograd", with_keyset=True)
         torch.library.register_vmap(f"bitport::{op.name}", _mapped(op), lib=LIB)
