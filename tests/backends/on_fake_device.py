@@ -1,6 +1,6 @@
 """How an absent device would hold a weight, which kernel it would run, and what that kernel calls: fake tensors on XPU,
 CUDA or MPS. Run by test_devices.py, in a separate process: FAKE_DEVICE names the device, FAKE_DEVICE_GUARD a compiled
-guard.cpp."""
+guard.cpp; empty if PyTorch was built for that device and has its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from bitport.ops import IMPLS, Decision, decide
 from bitport.ops.product import operand
 
 DEVICE = os.environ["FAKE_DEVICE"]
-torch.ops.load_library(os.environ["FAKE_DEVICE_GUARD"])
+if guard := os.environ["FAKE_DEVICE_GUARD"]:
+    torch.ops.load_library(guard)
 
 N, K = 128, 256
 ATEN = {
