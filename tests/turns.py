@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+EVERY = pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "every combination"]
+)
+"""For a test that runs files of tests in a process of their own: all of theirs in the slow one."""
+
 
 def turns(*axes: Iterable[Any]) -> list[Any]:
     """All combinations of the axes' values; a tuple is the values of several parameters. Fast are those where the axes

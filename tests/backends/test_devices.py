@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.turns import EVERY
+
 built_once = pytest.mark.xdist_group("device from outside")  # by one worker
-EVERY = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "every one"])
 
 
 @built_once

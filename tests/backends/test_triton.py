@@ -16,6 +16,7 @@ from bench.gpu.pieces import KERNELS
 from bitport.backends import triton
 from bitport.backends.triton.operand import words
 from bitport.ops import IMPLS
+from tests.turns import EVERY
 
 DEVICE = torch.accelerator.current_accelerator(check_available=True)
 needs_triton = pytest.mark.skipif(
@@ -27,7 +28,7 @@ FILES = tuple(Path(file).name for file in KERNELS)
 
 
 @needs_triton
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "every combination"])
+@EVERY
 @pytest.mark.parametrize("files", [FILES[::5], FILES[1:5]], ids=" ".join)
 def test_in_the_interpreter(files: tuple[str, ...], every: bool, elsewhere: Callable[..., None]) -> None:
     """In two processes that take about as long, since importing takes seconds."""
