@@ -20,14 +20,14 @@ import tempfile
 import traceback
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bitport import plugins
+from tests.turns import slow
 
-WORLDS = (pytest.param(2, marks=pytest.mark.slow), 3)
+WORLDS = (*slow(2), 3)
 """Numbers of processes: what divides evenly between two of them does not among three."""
 SECONDS, LIMIT = 20, 120
 """Limit in seconds for one collective, and for all checks of a module together."""

@@ -1,4 +1,4 @@
-"""Parameters of several axes: each value in the fast tests, each combination in the slow ones (make test-slow)."""
+"""Which parameters are for the fast tests and which for the slow ones (make test-slow)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-EVERY = pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "every combination"]
-)
+
+def slow(*cases: Any) -> list[Any]:
+    """Parameters for slow tests alone; a tuple is the values of several."""
+    return [pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow) for each in cases]
+
+
+EVERY = pytest.mark.parametrize("every", [False, *slow(True)], ids=["", "every combination"])
 """For a test that runs files of tests in a process of their own: all of theirs in the slow one."""
 
 

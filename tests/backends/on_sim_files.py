@@ -33,6 +33,7 @@ from bitport.stream import Stream
 from tests.integrations.models import TEXT, make_directory
 from tests.stream.models import WIDTH, Block, Model, Tied, batches, built, empty, hashes, write
 from tests.stream.test_resume import end_early
+from tests.turns import slow
 
 SIM = torch.device("sim:0")
 
@@ -120,13 +121,7 @@ RUNS = [
     ("int3-g32", "awq+gptq"),
     ("int3-g32", "signround"),
     ("int8-static", "rtn"),
-    *(
-        pytest.param(*each, marks=pytest.mark.slow)
-        for each in (
-            *(("int4-g32", "gptq"), ("int3-g32", "awq"), ("nf4", "hqq")),
-            *(("int8-dyn", "smooth"), ("fp8-static", "gptq")),
-        )
-    ),
+    *slow(("int4-g32", "gptq"), ("int3-g32", "awq"), ("nf4", "hqq"), ("int8-dyn", "smooth"), ("fp8-static", "gptq")),
 ]
 
 
@@ -314,9 +309,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(
-    ("scheme", "algorithm"), [pytest.param("int4-g32", "gptq", marks=pytest.mark.slow), ("int8-static", "rtn")]
-)
+@pytest.mark.parametrize(("scheme", "algorithm"), [*slow(("int4-g32", "gptq")), ("int8-static", "rtn")])
 def test_two_processes_with_a_device_each(source: Path, tmp_path: Path, scheme: str, algorithm: str) -> None:
     """Weights and inputs that one sends the other arrive on the other's device."""
     words = [sys.executable, "-c", ONE, str(source), str(tmp_path / "two"), scheme, algorithm]
@@ -360,7 +353,7 @@ def test_the_command_without_data(llama: Path, tmp_path: Path) -> None:
     assert whole.tied == there.tied == {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("gptq", marks=pytest.mark.slow), "awq+gptq"])
+@pytest.mark.parametrize("algorithm", [*slow("gptq"), "awq+gptq"])
 def test_the_command_with_data(
     llama: Path, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

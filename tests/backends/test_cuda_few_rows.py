@@ -20,6 +20,7 @@ from bitport.ops import Sample, Weight
 from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device, in_stream
 from tests.backends.products import products, shortfall
 from tests.native.builds import assembled
+from tests.turns import slow
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
@@ -329,7 +330,7 @@ def test_sizes_are_those_that_were_fastest() -> None:
         assert alone == [NARROW, MIDDLE, WIDE]
 
 
-@pytest.mark.parametrize("shift", [0, *(pytest.param(shift, marks=pytest.mark.slow) for shift in (1, 2, 3))])
+@pytest.mark.parametrize("shift", [0, *slow(1, 2, 3)])
 @pytest.mark.parametrize("architecture", ["80", "90a"])
 def test_registers_are_enough(architecture: str, shift: int, tmp_path: Path) -> None:
     """Each size with one of the forms, of which every shift selects another."""

@@ -17,6 +17,7 @@ from bitport.schemes import preset
 from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device
 from tests.backends.products import products, shortfall
 from tests.native.builds import assembled
+from tests.turns import slow
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
@@ -166,7 +167,7 @@ def test_sizes_are_those_that_were_fastest() -> None:
 @pytest.mark.parametrize(
     "form", [Form(4, 0, 1, BF16), Form(4, 0, 2, FP16), Form(8, 0, 0, BF16), Form(8, 0x80, 2, FP16)], ids=str
 )
-@pytest.mark.parametrize("splits", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("splits", [2, *slow(1)])
 def test_registers_are_enough(splits: int, form: Form, tmp_path: Path) -> None:
     """No register is spilled, and matrix products overlap with the preparation of the next ones. They do not where the
     compiler sees writes to registers that a product in flight reads."""

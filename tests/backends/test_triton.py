@@ -16,7 +16,7 @@ from bench.gpu.pieces import KERNELS
 from bitport.backends import triton
 from bitport.backends.triton.operand import words
 from bitport.ops import IMPLS
-from tests.turns import EVERY
+from tests.turns import EVERY, slow
 
 DEVICE = torch.accelerator.current_accelerator(check_available=True)
 needs_triton = pytest.mark.skipif(
@@ -40,9 +40,7 @@ def compiled(elsewhere: Callable[..., None], cache: Path, targets: str, only: st
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "target", ["sm90", *(pytest.param(other, marks=pytest.mark.slow) for other in ("sm80", "sm100", "gfx942"))]
-)
+@pytest.mark.parametrize("target", ["sm90", *slow("sm80", "sm100", "gfx942")])
 def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
     compiled(elsewhere, tmp_path, target)
 
@@ -50,7 +48,7 @@ def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable
 @needs_triton
 def test_instructions_that_not_every_device_has(elsewhere: Callable[..., None], tmp_path: Path) -> None:
     """What differs most from one device to the next: the units for products of integers, float8 and scaled blocks."""
-    compiled(elsewhere, tmp_path, "sm100,gfx942", only="unit or as_such or finds")
+    compiled(elsewhere, tmp_path, "sm100,gfx942", only="unit or as_such or probe")
 
 
 @needs_triton

@@ -13,6 +13,7 @@ from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
 from bitport.report.memory import resident
 from tests.scripts import printed
+from tests.turns import slow
 
 N, K = 8192, 2048
 PEAK = """
@@ -30,10 +31,8 @@ print(json.dumps([report.memory_estimate, report.memory_peak, run.memory.base]))
     ("scheme", "algorithm", "kernels"),
     [
         ("int4", "rtn", True),
-        pytest.param("int8", "rtn", True, marks=pytest.mark.slow),
-        pytest.param("nvfp4", "rtn", True, marks=pytest.mark.slow),
         ("mxfp6", "rtn", False),
-        pytest.param("int3", "hqq", True, marks=pytest.mark.slow),
+        *slow(("int8", "rtn", True), ("nvfp4", "rtn", True), ("int3", "hqq", True)),
     ],
 )
 def test_the_peak_is_below_what_was_foretold(tmp_path: Path, scheme: str, algorithm: str, kernels: bool) -> None:

@@ -20,6 +20,7 @@ from bitport.checkpoint.output import FOLDER, JOURNAL, STAGED
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, CheckpointError
 from tests.scripts import printed
+from tests.turns import slow
 
 from ..stream.models import hashes
 from .test_convert import Llama, write
@@ -37,13 +38,7 @@ check_kills(folder, lambda target: quantize.quantize_files(folder / "hf", target
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
-@pytest.mark.parametrize(
-    ("step", "algorithm"),
-    [
-        (1, "rtn"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((8000, "rtn"), (8000, "clip"), (1, "hqq"))),
-    ],
-)
+@pytest.mark.parametrize(("step", "algorithm"), [(1, "rtn"), *slow((8000, "rtn"), (8000, "clip"), (1, "hqq"))])
 def test_kill(tmp_path: Path, step: int, algorithm: str) -> None:
     """Once at each of several random writes, and twice in one run."""
     write(Llama(), tmp_path / "hf", shards=2)

@@ -22,6 +22,7 @@ from bitport.checkpoint.output import Output
 from bitport.cli import calibration
 from bitport.errors import BitportError
 from bitport.integrations.huggingface import load_model, load_tokenizer, token_ids
+from tests.turns import slow
 
 from ..integrations.models import logits, transformers
 from .conftest import Run
@@ -271,7 +272,7 @@ STATIC: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ["gptq", *(pytest.param(each, marks=pytest.mark.slow) for each in ("rtn", "awq"))])
+@pytest.mark.parametrize("case", ["gptq", *slow("rtn", "awq")])
 def test_static_scales_are_measured_on_data(run: Run, llama: Path, text: Path, tmp_path: Path, case: str) -> None:
     scheme, algorithm = STATIC[case]
     words = ("quantize", llama, "--scheme", scheme, "--algorithm", algorithm, "--data", text, "--json")

@@ -9,6 +9,7 @@ import pytest
 
 from bitport.report.memory import resident
 from tests.scripts import printed
+from tests.turns import slow
 
 PEAK = """
 import json, sys, torch
@@ -66,10 +67,8 @@ print(json.dumps([report.memory_estimate, report.memory_peak, stream.memory.base
     [
         ("int4", "rtn", 160),
         ("int4", "gptq", 6),
-        pytest.param("int4", "awq", 3, marks=pytest.mark.slow),
-        pytest.param("int4", "awq+gptq", 3, marks=pytest.mark.slow),
-        pytest.param("int4", "signround", 6, marks=pytest.mark.slow),
         ("int8-static", "rtn", 6),
+        *slow(("int4", "awq", 3), ("int4", "awq+gptq", 3), ("int4", "signround", 6)),
     ],
 )
 def test_the_peak_is_below_what_was_foretold(tmp_path: Path, scheme: str, algorithm: str, blocks: int) -> None:

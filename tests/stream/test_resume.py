@@ -15,6 +15,7 @@ from bitport.calibrate.blocks import Walk
 from bitport.errors import ArgumentError
 from bitport.stream import Stream
 from tests.scripts import printed
+from tests.turns import slow
 
 from .models import batches, empty, hashes, write
 
@@ -43,9 +44,7 @@ check_kills(folder, run, 4)
     ("scheme", "algorithm", "activations"),
     [
         ("int4-g32", "gptq", "disk"),
-        pytest.param("int4-g32", "awq+gptq", "memory", marks=pytest.mark.slow),
-        pytest.param("int8-static", "rtn", "memory", marks=pytest.mark.slow),
-        pytest.param("int8-static", "gptq", "disk", marks=pytest.mark.slow),
+        *slow(("int4-g32", "awq+gptq", "memory"), ("int8-static", "rtn", "memory"), ("int8-static", "gptq", "disk")),
     ],
 )
 def test_kill(tmp_path: Path, scheme: str, algorithm: str, activations: str) -> None:
