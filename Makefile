@@ -24,6 +24,9 @@ OLDEST_VENV ?= .venv-oldest
 BENCH_ARGS ?=
 ALGORITHMS_OF ?=
 
+# The tests start hundreds of Python processes, each of which would compile bitport and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 comma := ,
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet

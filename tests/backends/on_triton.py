@@ -22,7 +22,7 @@ from bitport.numerics import NUMBER_TYPES, Quantized, to_storage
 from bitport.ops import OPS, Impl, Sample, Weight, register_kernel, use_kernel
 from bitport.schemes import preset
 from tests.backends.products import products, shortfall
-from tests.turns import turns
+from tests.turns import slow, turns
 
 DEVICE = torch.device(os.environ["TRITON_DEVICE"])
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -52,17 +52,25 @@ DTYPES = {"dyn_linear": "fp16", "dequantize": "fp32"}
 """Dtypes of samples, bf16 for the other ops; test_products_of_any_shape covers all."""
 KINDS = {"triton_dense": ("strided",), "triton_gemv": ("vector", "row")}
 """Kinds of inputs, for kernels where not all of them matter."""
+MET = {"triton_tokens": ("int8-row", "int4-rows", "int2-masked", "fp8-added", "nf4-dense", "int4-fresh")}
+"""Each format and kind once, where a slow test takes all combinations of them."""
+SAMPLED = [(*kernel, KINDS.get(kernel[1], ("",))) for kernel in KERNELS if kernel[1] not in ELSEWHERE]
 
 
 @pytest.mark.parametrize(
-    ("op", "name", "run", "refuses"),
-    [pytest.param(*kernel, id=f"{kernel[0]}-{kernel[1]}") for kernel in KERNELS if kernel[1] not in ELSEWHERE],
+    ("op", "name", "run", "refuses", "kinds"),
+    [
+        *(pytest.param(*each[:4], MET.get(each[1], each[4]), id=f"{each[0]}-{each[1]}") for each in SAMPLED),
+        *slow(*(each for each in SAMPLED if each[1] in MET)),
+    ],
 )
-def test_samples(op: str, name: str, run: Callable[..., Tensor], refuses: Callable[..., str | None]) -> None:
+def test_samples(
+    op: str, name: str, run: Callable[..., Tensor], refuses: Callable[..., str | None], kinds: tuple[str, ...]
+) -> None:
     """Every scheme; the only reasons to refuse are no rows, or scales that differ along a row."""
     missed, taken = {}, 0
     for sample in OPS[op].samples(torch.device("cpu"), FLOATS[DTYPES.get(op, "bf16")]):
-        if not sample.name.endswith(KINDS.get(name, "")) or "-large" in sample.name:
+        if not sample.name.endswith(kinds) or "-large" in sample.name:
             continue  # for tiles see test_products_of_any_shape
         reason = refuses(*sample.args)
         assert reason is None or reason == NO_ROWS or "along a row" in reason
@@ -71,7 +79,7 @@ def test_samples(op: str, name: str, run: Callable[..., Tensor], refuses: Callab
             if (gap := misses(sample, run)) > 0:
                 missed[sample.name] = gap
     assert missed == {}
-    assert taken >= 17
+    assert taken >= (17 if kinds != MET.get(name) else len(kinds))
 
 
 SHAPES = ((17, 65, 264), (1, 20, 100), (1, 1, 1), (3, 33, 7), (2, 10, 1030), (5, 18, 520))

@@ -1,6 +1,7 @@
 // Shared by the two source files of this device.
 #pragma once
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 
 namespace sim {
 
