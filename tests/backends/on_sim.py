@@ -23,6 +23,7 @@ from bitport.ops import OPS, Sample, Weight, use_kernel
 from bitport.ops.product import operand
 from bitport.train import convert_, prepare_
 from tests.backends.products import products, shortfall
+from tests.turns import turns
 
 SIM = torch.device("sim:0")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -161,8 +162,7 @@ def test_mixed_devices(x_at: str, weight_at: str) -> None:
 # -- everything else, by the generic kernel --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "dtype"), turns(OPS, DTYPES))
 def test_every_op_on_every_sample(op: str, dtype: torch.dtype) -> None:
     missed = {}
     for sample in OPS[op].samples(SIM, dtype):

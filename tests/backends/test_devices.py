@@ -15,8 +15,9 @@ built_once = pytest.mark.xdist_group("device from outside")  # by one worker
 
 
 @built_once
-def test_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
-    elsewhere("on_sim.py", site=sim_site)
+@EVERY
+def test_on_a_device_from_outside(every: bool, sim_site: Path, elsewhere: Callable[..., None]) -> None:
+    elsewhere("on_sim.py", site=sim_site, every=every)
 
 
 @built_once

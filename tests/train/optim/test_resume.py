@@ -229,10 +229,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"exp_avg": [1.0, 2.0]}, "exp_avg of parameter 0 is list; it must be a float tensor"),
     ({"exp_avg": ...}, r"the state of parameter 0 has \['exp_avg_sq', 'step'\]; AdamW has step, exp_avg, exp_avg_sq"),
     ({"more": torch.ones(1)}, r"the state of parameter 0 has \['exp_avg', 'exp_avg_sq', 'more', 'step'\]"),
-    ({"step": torch.tensor(-1.0)}, "it must be one number, 0 or more"),
-    ({"step": torch.tensor(float("nan"))}, "it must be one number, 0 or more"),
-    ({"step": torch.ones(2)}, "it must be one number, 0 or more"),
-    ({"step": "many"}, "it must be one number, 0 or more"),
+    ({"step": torch.tensor(-1.0)}, "it must be one whole number, 0 or more"),
+    ({"step": torch.tensor(float("nan"))}, "it must be one whole number, 0 or more"),
+    ({"step": torch.tensor(float("inf"))}, "it must be one whole number, 0 or more"),
+    ({"step": 1.5}, "it must be one whole number, 0 or more"),
+    ({"step": torch.ones(2)}, "it must be one whole number, 0 or more"),
+    ({"step": "many"}, "it must be one whole number, 0 or more"),
 ]
 
 

@@ -167,12 +167,6 @@ class LowBitOptimizer(torch.optim.Optimizer):
             if param.requires_grad:
                 _check_param(param, f"parameter {at} of the group")
 
-    def __setstate__(self, state: Group) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
-
     def load_state_dict(self, state_dict: Group) -> None:
         """As in torch.optim: options are taken from the state dict. A state dict of torch.optim is accepted too:
         options that it lacks are kept, and its moments are rounded to ``states``. Unlike torch, which casts float
@@ -207,8 +201,8 @@ class LowBitOptimizer(torch.optim.Optimizer):
             )
         step = state["step"]
         one = isinstance(step, (int, float)) or (isinstance(step, Tensor) and step.numel() == 1)
-        if not one or not float(step) >= 0:
-            raise ArgumentError(f"the state of {what} has step={step!r}; it must be one number, 0 or more")
+        if not one or not float(step) >= 0 or not float(step).is_integer():
+            raise ArgumentError(f"the state of {what} has step={step!r}; it must be one whole number, 0 or more")
         taken: Group = {"step": torch.tensor(float(step), dtype=torch.float32, device="cpu")}
         for name, positive in moments.items():
             fmt, dtype = self._kind(group, param, positive)
