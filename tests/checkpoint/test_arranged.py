@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import bitport as bp
-from bitport.checkpoint import load, quantize_files
+from bitport.checkpoint import load, plan_files, quantize_files
 from bitport.checkpoint.arranged import Arranged, arranged
 from bitport.checkpoint.manifest import Entry, Manifest, Part
 from bitport.checkpoint.source import Source
@@ -191,6 +191,8 @@ def test_a_model_tells_what_tensors_are_that_its_files_call_otherwise(file: str,
     save_file(held, tmp_path / "in" / "model.safetensors")
     read = dict(Source(tmp_path / "in" / file, arrangement=named).read(IN_FILES))
     assert all(torch.equal(read[name], param) for name, param in model.named_parameters())
+    plan = plan_files(tmp_path / "in" / file, "int4-g32", model=model, arrangement=named)
+    assert {choice.name for choice in plan.quantized} == {"up.weight", "down.weight"}
     quantize_files(tmp_path / "in" / file, tmp_path / "out", "int4-g32", model=model, arrangement=named)
     bp.quantize_(model, "int4-g32")
     loaded = load(Named, tmp_path / "out", arrangement=named)

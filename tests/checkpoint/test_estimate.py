@@ -9,9 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bitport.algorithms import algorithm
 from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
-from bitport.report.memory import resident
+from bitport.checkpoint.quantize import estimate, planned
+from bitport.checkpoint.source import Source
+from bitport.report.memory import ROUNDED, WORK, resident
 from tests.scripts import printed
 from tests.turns import slow
 
@@ -45,3 +48,26 @@ def test_the_peak_is_below_what_was_foretold(tmp_path: Path, scheme: str, algori
     assert taken <= foretold
     work = foretold - base - weight.nbytes - (128 << 20)
     assert work == N * K * (4 if native and algorithm == "rtn" else 32)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32], ids=["as stored", "cast"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_it_consists_of(device: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
+    """The most demanding tensor is not always the largest: here a table, which stays as it is, has more bytes. On
+    another device a weight is in float and searched there, and its codes come back."""
+    tensors = {
+        "small.weight": torch.zeros(16, 32, dtype=torch.bfloat16),
+        "large.weight": torch.zeros(64, 32, dtype=torch.bfloat16),
+        "rope.table": torch.zeros(3000, dtype=torch.int64),
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    files = Source(tmp_path / "m.safetensors")
+    found = estimate(files, planned(files, "int4-g32"), dtype, algorithm("hqq"), torch.device(device))
+    elements = 64 * 32
+    floats = elements * (2 + 4 if dtype else 2)
+    if device == "cpu":
+        assert (found.weights, found.work, found.on_device, found.device) == (floats, elements * WORK, 0, None)
+        return
+    assert (found.on_device, found.device) == (elements * (4 if dtype else 2) + elements * WORK, torch.device("cuda"))
+    passing = max((floats, elements * ROUNDED), (3000 * 8, 0), key=sum)
+    assert (found.weights, found.work) == passing
