@@ -67,8 +67,9 @@ def write(folder: Path, make: type[Model] = Model) -> Path:
     directory = folder / "model"
     directory.mkdir()
     model = built(make)
-    names = [name for name, _ in model.named_parameters()]  # the first of tied ones
     state = model.state_dict()
+    names = [name for name, _ in model.named_parameters()]  # the first of tied ones
+    names += [name for name, _ in model.named_buffers() if name in state]
     index = {name: f"model-{at % 2}.safetensors" for at, name in enumerate(names)}
     for file in set(index.values()):
         save_file({name: state[name] for name in names if index[name] == file}, directory / file)

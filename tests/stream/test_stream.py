@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,50 @@ def test_files_of_another_model(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"Only in the model: 0.weight, 0.bias; only in the files: .*quantize_\("):
         Stream(other, source, tmp_path / "out", "int4-g32", batches=batches())
     assert not (tmp_path / "out" / "unfinished").exists()
+
+
+DIFFERENT: dict[str, tuple[Callable[[Model], Any], str]] = {
+    "less": (
+        lambda model: model.layers.pop(2),
+        "model: -; only in the files: layers.2.down.bias, .*of another shape: -",
+    ),
+    "more": (
+        lambda model: model.add_module("more", nn.Linear(2, 2)),
+        "model: more.weight, more.bias; only in the files: -",
+    ),
+    "other": (
+        lambda model: model.add_module("norm", nn.LayerNorm(3)),
+        "files: -; of another shape: norm.weight, norm.bi",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", DIFFERENT)
+def test_files_of_a_model_that_differs(how: str, source: Path, tmp_path: Path) -> None:
+    model, (change, said) = empty(), DIFFERENT[how]
+    with torch.device("meta"):
+        change(model)
+    with pytest.raises(CheckpointError, match=said):
+        Stream(model, source, tmp_path / "out", "int4-g32", batches=batches())
+
+
+class Counts(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.arange(3))
+        self.register_buffer("shift", torch.randn(WIDTH))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.head(self.shift)
+
+
+def test_floats_are_cast_first(tmp_path: Path) -> None:
+    model, source = built(Counts).bfloat16(), write(tmp_path, Counts)
+    bp.quantize_(model, "int3-g32", algorithm="gptq", calibrate=batches())
+    Stream(empty(Counts), source, tmp_path / "out", "int3-g32", batches=batches(), dtype=torch.bfloat16).run()
+    assert_same(bp.load(Counts, tmp_path / "out"), model)
+    entries = read_manifest(tmp_path / "out").tensors
+    assert [entries[name].dtype for name in ("steps", "shift", "norm.weight")] == [torch.int64, *[torch.bfloat16] * 2]
 
 
 def test_sizes_of_weights_do_not_change(source: Path, tmp_path: Path) -> None:
