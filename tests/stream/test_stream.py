@@ -160,18 +160,20 @@ def test_an_expert_that_saw_no_token_is_told(source: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("activations", ["memory", "disk"])
 def test_one_block_at_a_time(source: Path, tmp_path: Path, activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a block runs, no other has weights; at the end none has."""
-    model, seen = empty(), []
+    """While a block runs, no other has weights; at the end none has. Files of activations are there on demand alone."""
+    model, seen, files = empty(), [], set()
     forward = Block.forward
 
     def watched(block: Block, *args: Any) -> Any:
         seen.append([name for name, param in model.named_parameters() if param.device.type != "meta"])
+        files.update(tmp_path.glob("out/unfinished/activations-*"))
         return forward(block, *args)
 
     monkeypatch.setattr(Block, "forward", watched)
     Stream(model, source, tmp_path / "out", "int4-g32", batches=batches(), activations=activations).run()
     blocks = [{name.split(".")[1] for name in names if name.startswith("layers")} for names in seen]
     assert {len(each) for each in blocks} == {1}
+    assert bool(files) == (activations == "disk")
     assert all(param.device.type == "meta" for param in model.parameters())
 
 
