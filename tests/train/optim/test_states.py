@@ -16,7 +16,7 @@ from bitport.schemes import Scheme
 from bitport.tensor import QTensor, quantize_tensor
 from bitport.train.optim import SGD, STATES, AdamW, Lion
 
-from .judges import judged
+from .judges import OPTIONS, judged
 
 
 def published(signed: bool, exponents: int, bits: int) -> Tensor:
@@ -119,26 +119,34 @@ def test_small_tensors_keep_float32() -> None:
         assert all(kind.dtype == torch.float32 for kind in kinds)
 
 
+KEPT = {
+    "adamw": {"exp_avg": False, "exp_avg_sq": True},
+    "lion": {"exp_avg": False},
+    "sgd-momentum": {"momentum_buffer": False},
+}
+"""The moments of a rule, and whether they are never negative."""
+
+
+@pytest.mark.parametrize("name", KEPT)
 @pytest.mark.parametrize("states", ["8bit", "4bit", "fp8"])
 @pytest.mark.parametrize("shape", [(20, 300), (333, 21)])
-def test_a_step_from_kept_moments_against_float64(states: str, shape: tuple[int, ...]) -> None:
+def test_a_step_from_kept_moments_against_float64(states: str, shape: tuple[int, ...], name: str) -> None:
     """The moments are decoded, updated and rounded to the nearest number of the table, scaled by the maximum of each
     block."""
     param = nn.Parameter(torch.randn(shape))
-    options = {"lr": 1e-2, "weight_decay": 0.1}
-    optimizer = AdamW([param], states=states, **options)  # type: ignore[arg-type]
+    (cls, options), moments = OPTIONS[name], KEPT[name]
+    optimizer = cls([param], states=states, **options)
     wanted = param.detach().double()
     for t in range(1, 5):
         state = optimizer.state[param]
-        moments = ("exp_avg", "exp_avg_sq")
-        before = {name: read(state[name], shape) for name in moments} if state else {}
+        before = {moment: read(state[moment], shape) for moment in moments} if state else {}
         param.grad = torch.randn(shape) * torch.logspace(-4, 0, shape[-1])
         optimizer.step()
-        wanted = judged(AdamW, wanted, param.grad.double(), before, t, **options)
+        wanted = judged(cls, wanted, param.grad.double(), before, t, **options)
         assert (param.detach() - wanted).abs().max() <= 16 * 2.0**-24 * (wanted.abs().max() + 1)
         wanted = param.detach().double()
-        for name in moments:
-            assert_nearest(state[name], before[name], positive=name == "exp_avg_sq")
+        for moment, positive in moments.items():
+            assert_nearest(state[moment], before[moment], positive=positive)
 
 
 def entries(name: str) -> Tensor:
