@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +54,19 @@ KINDS = {"triton_dense": ("strided",), "triton_gemv": ("vector", "row")}
 """Kinds of inputs, for kernels where not all of them matter."""
 MET = {"triton_tokens": ("int8-row", "int4-rows", "int2-masked", "fp8-added", "nf4-dense", "int4-fresh")}
 """Each format and kind once, where a slow test takes all combinations of them."""
-SAMPLED = [(*kernel, KINDS.get(kernel[1], ("",))) for kernel in KERNELS if kernel[1] not in ELSEWHERE]
 
 
-@pytest.mark.parametrize(
-    ("op", "name", "run", "refuses", "kinds"),
-    [
-        *(pytest.param(*each[:4], MET.get(each[1], each[4]), id=f"{each[0]}-{each[1]}") for each in SAMPLED),
-        *slow(*(each for each in SAMPLED if each[1] in MET)),
-    ],
-)
+def sampled() -> Iterator[Any]:
+    for op, name, run, refuses in KERNELS:
+        if name in ELSEWHERE:
+            continue
+        every = KINDS.get(name, ("",))
+        yield pytest.param(op, name, run, refuses, MET.get(name, every), id=f"{op}-{name}")
+        if name in MET:
+            yield from slow((op, name, run, refuses, every))
+
+
+@pytest.mark.parametrize(("op", "name", "run", "refuses", "kinds"), sampled())
 def test_samples(
     op: str, name: str, run: Callable[..., Tensor], refuses: Callable[..., str | None], kinds: tuple[str, ...]
 ) -> None:

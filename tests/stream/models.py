@@ -68,8 +68,8 @@ def write(folder: Path, make: type[Model] = Model) -> Path:
     directory.mkdir()
     model = built(make)
     state = model.state_dict()
-    names = [name for name, _ in model.named_parameters()]  # the first of tied ones
-    names += [name for name, _ in model.named_buffers() if name in state]
+    held = (*model.named_parameters(), *model.named_buffers())  # tied ones by their first name
+    names = [name for name, _ in held if name in state]
     index = {name: f"model-{at % 2}.safetensors" for at, name in enumerate(names)}
     for file in set(index.values()):
         save_file({name: state[name] for name in names if index[name] == file}, directory / file)

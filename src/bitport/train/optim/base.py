@@ -201,7 +201,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
             )
         step = state["step"]
         one = isinstance(step, (int, float)) or (isinstance(step, Tensor) and step.numel() == 1)
-        if not one or not float(step) >= 0 or not float(step).is_integer():
+        if not one or not (float(step).is_integer() and step >= 0):
             raise ArgumentError(f"the state of {what} has step={step!r}; it must be one whole number, 0 or more")
         taken: Group = {"step": torch.tensor(float(step), dtype=torch.float32, device="cpu")}
         for name, positive in moments.items():
