@@ -218,6 +218,9 @@ typedef void (*BitportBody)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*BitportPool)(int64_t begin, int64_t end, int64_t grain, BitportBody body, void* context);
 BITPORT_API void bitport_use_pool(BitportPool pool);
 
+// The crc32 of zlib, of `size` bytes that follow others whose crc32 is `before`, 0 if none do.
+BITPORT_API uint32_t bitport_crc32(const void* data, int64_t size, uint32_t before);
+
 BITPORT_API int32_t bitport_best_isa(void);           // requests AMX permission once; if refused, the next best
 BITPORT_API int32_t bitport_has_isa(int32_t isa);     // 1 if this machine can run it
 BITPORT_API const char* bitport_isa_name(int32_t isa);

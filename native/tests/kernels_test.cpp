@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   try_moments_that_are_none();
   try_rows_alike();
   try_threads(seed);
+  try_crc32(seed);
   for (long long i = 0; i < weights; ++i) {
     try_weight(i, seed);
     try_quantize(i, seed);

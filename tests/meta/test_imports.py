@@ -14,6 +14,7 @@ from .tree import imported, modules, part
 ORDER = (
     ("errors",),
     ("plugins", "arguments", "optional", "json_text"),
+    ("checksum",),
     ("numerics",),
     ("schemes", "layouts"),
     ("tensor",),
@@ -31,7 +32,7 @@ ORDER = (
 )
 """From the bottom up. A part may import itself and what is in a lower row."""
 
-BACKENDS_MAY = {"errors", "numerics", "schemes", "layouts", "tensor", "ops", "backends"}
+BACKENDS_MAY = {"errors", "checksum", "numerics", "schemes", "layouts", "tensor", "ops", "backends"}
 
 LEVEL = {name: level for level, row in enumerate(ORDER) for name in row}
 

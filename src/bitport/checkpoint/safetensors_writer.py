@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from bitport.checkpoint.dtypes import TAGS, stored_shape, to_bytes
 from bitport.checkpoint.manifest import Part
+from bitport.checksum import crc32
 from bitport.errors import ArgumentError, CheckpointError
 
 METADATA = "__metadata__"
@@ -56,7 +56,7 @@ class SafetensorsWriter:
         self.entries.append(entry)
         self.header_size += len(entry) + 1
         self.data_size += len(data)
-        return Part(tensor.dtype, tuple(tensor.shape), zlib.crc32(data))
+        return Part(tensor.dtype, tuple(tensor.shape), crc32(data))
 
     def pause(self) -> None:
         """Close the file after all tensors are written; finish() opens it again."""

@@ -3,7 +3,6 @@ a damaged checkpoint is refused before the model is modified."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from bitport.checkpoint.dtypes import TAGS, from_bytes, stored_shape
 from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.checksum import crc32
 from bitport.errors import CheckpointError
 
 AGAIN = "Fetch or save the checkpoint again"
@@ -72,7 +72,7 @@ class Shards:
     def read(self, entry: Entry, part: str) -> Tensor:
         key, described = entry.key(part), entry.parts[part]
         data = self._open(entry.shard).read_bytes(key)
-        if self.verify and zlib.crc32(data.numpy().data) != described.crc32:
+        if self.verify and crc32(data.numpy().data) != described.crc32:
             raise CheckpointError(f"{self.directory / entry.shard}: the data of {key} is damaged. {AGAIN}")
         return from_bytes(data, described.dtype, described.shape)
 

@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils import _pytree as pytree
 from bitport.arguments import path_of
 from bitport.checkpoint.dtypes import READABLE, countable, from_bytes
 from bitport.checkpoint.safetensors_reader import ALIGNED, SafetensorsReader
+from bitport.checksum import crc32
 from bitport.errors import ArgumentError, CheckpointError, ExportError
 from bitport.export.archive import ArchiveReader
 from bitport.export.level import RUN_BY
@@ -93,24 +93,24 @@ def _check_example(name: str, method: dict[str, Any], archive: ArchiveReader) ->
 
 
 def _compare(data: bytes, wanted: dict[str, Any]) -> None:
-    if (len(data), zlib.crc32(data)) != (wanted["size"], wanted["crc32"]):
+    if (len(data), crc32(data)) != (wanted["size"], wanted["crc32"]):
         raise ExportError(f"{wanted['entry']} is damaged: its checksum differs from the manifest's")
 
 
 def _verify(path: Path, start: int, wanted: dict[str, Any]) -> None:
-    crc32, left = 0, wanted["size"]
+    found, left = 0, wanted["size"]
     with open(path, "rb") as file:
         file.seek(start)
         while left and (part := file.read(min(CHUNK, left))):
-            crc32, left = zlib.crc32(part, crc32), left - len(part)
-    if left or crc32 != wanted["crc32"]:
+            found, left = crc32(part, found), left - len(part)
+    if left or found != wanted["crc32"]:
         raise ExportError(f"the weights in {path} are damaged: their checksum differs from the manifest's")
 
 
 def _check_header(path: Path, data: Tensor, wanted: dict[str, int]) -> None:
     """Check that tensors are located as at export, since constants are found by their offset."""
     header = data[: wanted["size"]].numpy().tobytes()
-    if (len(header), zlib.crc32(header)) != (wanted["size"], wanted["crc32"]):
+    if (len(header), crc32(header)) != (wanted["size"], wanted["crc32"]):
         raise ExportError(
             f"{path} holds other tensors than the package was exported with, or holds them in other places"
         )

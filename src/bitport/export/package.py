@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import tempfile
-import zlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bitport.arguments import path_of
+from bitport.checksum import crc32
 from bitport.errors import ArgumentError
 from bitport.export import signature
 from bitport.export.archive import ArchiveWriter, as_bytes
@@ -159,7 +159,7 @@ def _compile(
     archive.add(code, data)
     for file in others:
         archive.add(f"{CODE.format(name)}/{file.name}", file.read_bytes())
-    return {"code": {"entry": code, "size": len(data), "crc32": zlib.crc32(data)}}, _wanted(library)
+    return {"code": {"entry": code, "size": len(data), "crc32": crc32(data)}}, _wanted(library)
 
 
 def _list(name: str, constants: Mapping[str, Constant], archive: ArchiveWriter) -> dict[str, Any]:

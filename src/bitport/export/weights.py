@@ -7,13 +7,13 @@ so they are filled by byte tensors whose names start with PAD.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import IO
 
 from torch import Tensor
 
 from bitport.checkpoint.dtypes import READABLE, to_bytes
+from bitport.checksum import crc32
 from bitport.errors import ExportError
 
 ALIGNMENT = 64
@@ -37,7 +37,7 @@ class Written:
         for start in range(0, len(data), CHUNK):
             part = data[start : start + CHUNK]
             self.file.write(part)
-            self.crc32 = zlib.crc32(part, self.crc32)
+            self.crc32 = crc32(part, self.crc32)
         self.size += len(data)
 
 

@@ -13,6 +13,7 @@ from bitport.backends.cpu import (
     quantize,
     tiles,
 )
+from bitport.checksum import compute_by
 from bitport.layouts import register_layout
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.ops import Impl, register_kernel
@@ -30,6 +31,7 @@ if isinstance(LIBRARY, native.Library):
         tiles.register(LIBRARY)
         attention.register(LIBRARY)
         register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
+    compute_by(LIBRARY.crc32)
     quantize.register(LIBRARY)
     optimizer_step.register(LIBRARY)
     NOT_AT_DISPATCHER = dispatcher.register(LIBRARY)

@@ -14,6 +14,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,6 +84,7 @@ class Library:
         self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
         self._distance = _function(lib.bitport_distance, [tiles, pointer, i32, pointer, i32], i32)
         self._pack = _function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
+        self._crc32 = _function(lib.bitport_crc32, [pointer, i64, ctypes.c_uint32], ctypes.c_uint32)
         self._unpack = _function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
         if isa and isa not in self.available:
@@ -201,6 +203,10 @@ class Library:
         for i in range(count):
             start, to = source.data_ptr() + i * sizes[0], target.data_ptr() + i * sizes[1]
             self.check(move(start, bits, matrix.n, matrix.k, to, torch.get_num_threads()), f"packing of {matrix}")
+
+    def crc32(self, data: bytes | memoryview, before: int) -> int:
+        array = np.frombuffer(data, np.uint8)
+        return int(self._crc32(array.ctypes.data, array.nbytes, before))
 
     def check(self, code: int, what: str) -> None:
         if code:
