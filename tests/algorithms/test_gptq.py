@@ -9,14 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.algorithms import GPTQ, SignRound
-from bitport.algorithms.block_params import stored
+from bitport.algorithms import GPTQ, SignRound, pieces
+from bitport.algorithms.block_params import rounded, stored
 from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq import hessian_of
-from bitport.algorithms.gptq_core import inverse_factor, objective, solve
+from bitport.algorithms.gptq_core import MULTIPLIED, SOLVED, inverse_factor, objective, solve
 from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
-from bitport.numerics import Format, Params, choose_qparams, dequantize, quantize, quantize_codes
+from bitport.numerics import (
+    Format,
+    Params,
+    choose_qparams,
+    dequantize,
+    quantize,
+    quantize_codes,
+    quantize_dequantize,
+)
 from bitport.schemes import preset
 
 from .weights import DTYPES, SCHEMES, inputs, output_error, seen, value, weight
@@ -129,12 +137,35 @@ def _one_by_one(w: Tensor, hessian: Tensor, params: Params, sort: bool) -> Tenso
     return codes
 
 
-def test_the_factor_is_that_of_the_inverse() -> None:
-    hessian = seen(inputs(40)).gram
+@pytest.mark.parametrize("k", [40, 2 * SOLVED + 3])
+def test_the_factor_is_that_of_the_inverse(k: int) -> None:
+    hessian = seen(inputs(k)).gram
     upper = inverse_factor(hessian, 0.01).double()
-    damped = hessian.double() + 0.01 * hessian.double().diagonal().mean() * torch.eye(40)
+    damped = hessian.double() + 0.01 * hessian.double().diagonal().mean() * torch.eye(k)
     assert torch.equal(upper, upper.triu())
-    torch.testing.assert_close(upper.t() @ upper @ damped, torch.eye(40, dtype=torch.float64), rtol=0, atol=1e-4)
+    torch.testing.assert_close(upper.t() @ upper @ damped, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (2, 3, 2 * MULTIPLIED + 3)])
+def test_the_objective_is_the_error_of_the_outputs(shape: tuple[int, ...]) -> None:
+    """Each of the sums over k products, twice, is off by at most k roundings of the sum of their magnitudes."""
+    *batch, _, k = shape
+    difference, hessian = torch.randn(shape), seen(inputs(k)).gram.expand(*batch, k, k)
+    exact = (difference.double() @ hessian.double() * difference.double()).sum(-1)
+    most = (difference.double().abs() @ hessian.double().abs() * difference.double().abs()).sum(-1)
+    assert bool(((objective(difference, hessian) - exact).abs() <= 2 * k * 2.0**-24 * most).all())
+
+
+@pytest.mark.parametrize("scheme", ["int4-b16x32", "int4-tensor", "nvfp4", "nf4"])
+def test_pieces_are_those_of_the_whole(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, x, fmt = weight(50), inputs(), preset(scheme).weight
+    both = torch.stack([w, 3 * w])
+    whole, plain = GPTQ().solve(w, fmt, seen(x)), rounded(both, fmt, choose_qparams(both, fmt))
+    monkeypatch.setattr(pieces, "PIECE", 5 * w.shape[1])
+    for ours, theirs in zip(GPTQ().solve(w, fmt, seen(x)), whole, strict=True):
+        assert ours is theirs or torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    assert torch.equal(rounded(both, fmt, choose_qparams(both, fmt)), plain)
+    assert torch.equal(plain, torch.stack([quantize_dequantize(each, fmt) for each in both]))
 
 
 SINGULAR = {

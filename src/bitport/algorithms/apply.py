@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,8 @@ def apply(
     weight = error_of(value, q), error_of(value, nearest)
     if inputs is None:
         return Outcome(q, used.name, note, *weight)
-    return Outcome(q, used.name, note, *weight, *(_output_sqnr(value, each, target, inputs) for each in (q, nearest)))
+    signal, *noises = (each.clamp(min=0) for each in output_squares(value, target, inputs, q, nearest))
+    return Outcome(q, used.name, note, *weight, *(float(decibels(signal, noise)) for noise in noises))
 
 
 def _unseen(inputs: Inputs) -> str:
@@ -113,13 +115,12 @@ def _unseen(inputs: Inputs) -> str:
     return "; ".join(notes)
 
 
-def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
-    return float(decibels(*(each.clamp(min=0) for each in output_squares(value, q, target, inputs))))
-
-
-def output_squares(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """|y|^2 and |y - y'|^2 in float64, for the outputs y of a weight and y' of its quantized form on ``inputs``."""
+def output_squares(value: Tensor, target: Target, inputs: Inputs, *quantized: QTensor) -> Iterator[Tensor]:
+    """Squared norms in float64 of the outputs y of a weight on ``inputs``, and of y - y' for those y' of each of its
+    quantized forms."""
     exact = rows_of(value.detach().float(), target.kind, target.transposed)
-    error = exact - rows_of(q.dequantize(torch.float32), target.kind, target.transposed)
     gram = inputs.gram.to(exact.device)
-    return objective(exact, gram).double().sum(), objective(error, gram).double().sum()
+    yield objective(exact, gram).double().sum()
+    for q in quantized:
+        error = exact - rows_of(q.dequantize(torch.float32), target.kind, target.transposed)
+        yield objective(error, gram).double().sum()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bitport.algorithms.pieces import by_rows
 from bitport.numerics import (
     Format,
     Params,
@@ -24,7 +25,12 @@ E4M3 = number_type("float8_e4m3")
 
 def rounded(x: Tensor, fmt: Format, params: Params) -> Tensor:
     """float32 [..., N, K]: x rounded to the nearest values that ``params`` can represent."""
-    return dequantize_codes(quantize_codes(x, fmt, *params), fmt, *params)
+    return by_rows(lambda part, its: dequantize_codes(quantize_codes(part, fmt, *its), fmt, *its), x, fmt, params)
+
+
+def codes_of(x: Tensor, fmt: Format, params: Params) -> Tensor:
+    """uint8 [..., N, K]: those of the nearest values that ``params`` can represent."""
+    return by_rows(lambda part, its: quantize_codes(part, fmt, *its), x, fmt, params)
 
 
 def stored(codes: Tensor, fmt: Format, params: Params) -> Quantized:

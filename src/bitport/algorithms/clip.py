@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from bitport.algorithms.block_params import codes_of, stored
 from bitport.algorithms.clip_core import search
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
-from bitport.numerics import Format, Quantized, quantize
+from bitport.numerics import Format, Quantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,5 +34,5 @@ class Clip:
         if inputs is not None:
             squares = inputs.gram.to(w.device).diagonal(dim1=-2, dim2=-1)
             importance = squares + self.damping * squares.mean(-1, keepdim=True)
-        scale, zero, scale2 = search(w, fmt, importance)
-        return quantize(w, fmt, scale=scale, zero=zero, scale2=scale2)
+        params = search(w, fmt, importance)
+        return stored(codes_of(w, fmt, params), fmt, params)

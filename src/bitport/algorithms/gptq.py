@@ -70,5 +70,5 @@ class GPTQ:
         params = search(w, fmt, power) if self.clip else plain
         codes = solve(w, hessian, fmt, params, self.damping, self.block, self.sort)
         height = fmt.block_shape(*w.shape)[0] if self.clip else 1
-        codes, lost = nearer(w.float(), hessian, fmt, codes, params, plain, height)
+        codes, lost = nearer(w, hessian, fmt, codes, params, plain, height)
         return stored(codes, fmt, choose(lost, plain, params) if self.clip else plain)

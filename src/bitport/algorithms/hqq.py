@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from bitport.algorithms.block_params import codes_of, stored
 from bitport.algorithms.hqq_core import P, solve
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
-from bitport.numerics import Format, Quantized, quantize
+from bitport.numerics import Format, Quantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,5 +31,5 @@ class HQQ:
         return "hqq fits scales, but those of this format are powers of two" if fmt.scale == "e8m0" else None
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None = None) -> Quantized:
-        scale, zero, scale2 = solve(w, fmt, self.steps, self.p)
-        return quantize(w, fmt, scale=scale, zero=zero, scale2=scale2)
+        params = solve(w, fmt, self.steps, self.p)
+        return stored(codes_of(w, fmt, params), fmt, params)

@@ -220,7 +220,7 @@ def _differs(q: QTensor, value: Tensor) -> bool:
 
 @no_autocast()
 def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
-    signal, noise = map(float, output_squares(value, q, target, inputs))
+    signal, noise = map(float, output_squares(value, target, inputs, q))
     return noise / signal if signal else 0.0
 
 

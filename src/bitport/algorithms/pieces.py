@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bitport.numerics import Format, Params, decode_codebook, encode_codebook, spread
+from bitport.numerics import Format, Params, decode_codebook, encode_codebook, spread, to_blocks
 from bitport.numerics.codec import has_whole_zero, zero_of
 from bitport.numerics.floats import nearest_value
 
@@ -25,6 +25,13 @@ def pieces(blocks: Tensor) -> Iterator[slice]:
         yield slice(start, start + each)
 
 
+def row_pieces(x: Tensor, fmt: Format) -> Iterator[tuple[slice, slice]]:
+    """The same of x [N, K] in whole blocks: (rows of x, rows of its scales)."""
+    blocks = to_blocks(x, fmt.block)
+    for at in pieces(blocks):
+        yield slice(at.start * blocks.shape[1], at.stop * blocks.shape[1]), at
+
+
 def part_of(params: Params, at: slice) -> Params:
     return Params(params.scale[at], None if params.zero is None else params.zero[at], params.scale2)
 
@@ -33,6 +40,14 @@ def joined(found: Sequence[Params]) -> Params:
     """Concatenate the parameters of pieces to those of the matrix."""
     zeros = [params.zero for params in found if params.zero is not None]
     return Params(torch.cat([params.scale for params in found]), torch.cat(zeros) if zeros else None, found[0].scale2)
+
+
+def by_rows(convert: Callable[[Tensor, Params], Tensor], x: Tensor, fmt: Format, params: Params) -> Tensor:
+    """Apply ``convert`` to the pieces of x [..., N, K], each with its part of ``params``."""
+    if x.dim() > 2:
+        each = (Params(*(None if part is None else part[at] for part in params)) for at in range(len(x)))  # type: ignore[arg-type]
+        return torch.stack([by_rows(convert, matrix, fmt, its) for matrix, its in zip(x, each, strict=True)])
+    return torch.cat([convert(x[rows], part_of(params, at)) for rows, at in row_pieces(x, fmt)])
 
 
 def by_matrix(search: Callable[[Tensor, int], Params], x: Tensor) -> Params:

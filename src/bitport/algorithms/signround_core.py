@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import choose, rounded, scale_as_stored
+from bitport.algorithms.block_params import choose, codes_of, rounded, scale_as_stored
 from bitport.algorithms.spacing import snapped, within
 from bitport.algorithms.sweeps_core import sweep
 from bitport.numerics import (
@@ -32,7 +32,6 @@ from bitport.numerics import (
     dequantize_codes,
     expand,
     from_blocks,
-    quantize_codes,
     spread,
     to_blocks,
 )
@@ -67,7 +66,7 @@ def solve(
         uphill = to_blocks(judge(from_blocks(value * scale, n, k), params), fmt.block)
         ends.move(rate, uphill, value, units, inside)
         offset.sub_(uphill.mul_(inside).sign_(), alpha=rate).clamp_(-0.5, 0.5)
-    codes = quantize_codes(kept, fmt, *best)
+    codes = codes_of(kept, fmt, best)
     return sweep(w, hessian, fmt, codes, best, sweeps), best
 
 

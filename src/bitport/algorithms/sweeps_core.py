@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from bitport.algorithms.block_params import codes_of
 from bitport.algorithms.columns import Columns
-from bitport.numerics import Format, Params, dequantize_codes, quantize_codes
+from bitport.numerics import Format, Params, dequantize_codes
 
 
 def sweep(
@@ -42,4 +43,4 @@ def sweep(
             changed = changed or bool(change.any())
         if not changed:
             break
-    return quantize_codes(q.t(), fmt, *params)
+    return codes_of(q.t(), fmt, params)
