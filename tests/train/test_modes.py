@@ -183,7 +183,7 @@ def test_products_without_a_rounded_form_are_refused_always(recorded: bool) -> N
     refused = {
         "einsum": lambda: torch.einsum("bk,nk->bn", x, w),
         "addmv": lambda: torch.addmv(torch.zeros(32), w, x[0]),
-        "addmm_": lambda: torch.zeros(3, 32).addmm_(x, w.t()),
+        "addmm_": lambda: w.addmm_(torch.randn(32, 3), torch.randn(3, 64)),
         "_addmm_activation": lambda: torch._addmm_activation(torch.zeros(32), x, w.t()),
         "_sparse_mm": lambda: torch.sparse.mm(x.to_sparse(), w.t()),
         "lstm": lambda: torch.lstm(x[None], [state, state], recurrent, True, 1, 0.0, False, False, False),
@@ -191,6 +191,27 @@ def test_products_without_a_rounded_form_are_refused_always(recorded: bool) -> N
     for name, call in refused.items():
         with torch.set_grad_enabled(recorded), pytest.raises(ArgumentError, match=f"{name} on a weight in training"):
             call()
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+def test_products_into_a_given_tensor(scheme: str) -> None:
+    """TRL's losses compute pieces of the outputs so, within a function of their own, and its gradient."""
+    w, x, y = trained(32, 64, scheme=scheme), torch.randn(3, 64), torch.empty(3, 32)
+    with torch.no_grad():
+        for at in (slice(0, 16), slice(16, 32)):
+            torch.mm(x, w[at].t(), out=y[:, at])
+    assert torch.equal(y, F.linear(x, w))
+    total = torch.randn(3, 32)
+    exact = total + F.linear(x, w)
+    assert torch.equal(total.addmm_(x, w.t()), exact)
+    total.sum().backward()
+    assert w.grad is not None
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.ones(3, 64).addmm_(y, w), 1 + y @ quantize_tensor(w.floats(), scheme).dequantize()
+        )
+    with pytest.raises(ArgumentError, match="no derivative"):
+        torch.mm(x, w.t(), out=y)
 
 
 def test_what_is_added_without_weight_does_not_count() -> None:

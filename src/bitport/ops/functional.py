@@ -13,7 +13,7 @@ from bitport.errors import ArgumentError
 from bitport.numerics import dequantize, quantize
 from bitport.ops.bags import embedding_bag, padding_row
 from bitport.ops.linear import check_dense
-from bitport.ops.matmul import addmm, baddbmm, bmm, einsum, grouped_mm, matmul, mm, mv
+from bitport.ops.matmul import addmm, baddbmm, bmm, einsum, grouped_mm, in_place, into_given, matmul, mm, mv
 from bitport.ops.product import linear, operand, run
 from bitport.ops.values import dense_rows, quantize_weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
@@ -114,25 +114,32 @@ FUNCTIONS.update(
         F.embedding: embedding,
         F.embedding_bag: embedding_bag,
         Tensor.__getitem__: getitem,
-        torch.matmul: matmul,
-        torch.mm: mm,
-        torch.bmm: bmm,
         Tensor.matmul: matmul,
         Tensor.__matmul__: matmul,
         Tensor.mm: mm,
         Tensor.bmm: bmm,
         torch.einsum: einsum,
         F.multi_head_attention_forward: attention_by(_rows_apart),
-        torch.mv: mv,
         Tensor.mv: mv,
-        torch.addmm: addmm,
-        torch.baddbmm: baddbmm,
+        Tensor.addmm_: in_place(addmm),
+        Tensor.baddbmm_: in_place(baddbmm),
         F.grouped_mm: grouped_mm,
         torch._grouped_mm: grouped_mm,
         TRACED_GROUPED_MM: grouped_mm,
     }
 )
 
+
+FUNCTIONS.update(
+    {
+        torch.matmul: into_given(matmul),
+        torch.mm: into_given(mm),
+        torch.bmm: into_given(bmm),
+        torch.mv: into_given(mv),
+        torch.addmm: into_given(addmm),
+        torch.baddbmm: into_given(baddbmm),
+    }
+)
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
 """Names in ``torch``; those in F are the same functions."""

@@ -4,7 +4,7 @@ or with the weight dequantized."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from bitport.ops.table import OPS, has_tangent, refuse_tangents
 from bitport.ops.values import rounded_input
 from bitport.ops.weight import Weight
 from bitport.tensor import QTensor
+from bitport.tensor.qtensor import unsupported
 
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
@@ -87,6 +88,46 @@ def _few_for_each(x: Tensor, q: QTensor) -> Tensor:
     ends = torch.arange(1, experts + 1, dtype=torch.int32, device=x.device) * count
     y = grouped(prepare(x, q).flatten(0, 1), ends, operand(q), q.scheme.act, act_scale_of(q))
     return y.unflatten(0, (experts, count))
+
+
+def into_given(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function`` with more arguments of torch's. ``out``: a tensor for the result. ``out_dtype``: float32, to which
+    factors of 16 bits are widened, so that their product is not rounded to their dtype."""
+
+    def product_into(*args: Any, out: Tensor | None = None, out_dtype: Any = None, **kwargs: Any) -> Tensor:
+        y = function(*args, **kwargs) if out_dtype is None else _widened(function, out_dtype, args, kwargs)
+        if out is None:
+            return y
+        if y.requires_grad or out.requires_grad:
+            raise ArgumentError("what is written into out= has no derivative: leave it out, or use torch.no_grad()")
+        if out.dtype != y.dtype:
+            raise ArgumentError(f"out= receives a product {y.dtype} {[*y.shape]}, but is {out.dtype}")
+        return torch.cat([y], out=out)
+
+    return product_into
+
+
+def _widened(function: Callable[..., Tensor], dtype: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    if dtype != torch.float32:
+        raise ArgumentError(f"out_dtype= is torch.float32, for factors of 16 bits, not {dtype}")
+
+    def wide(given: Any) -> Any:
+        return given.to(dtype) if isinstance(given, Tensor) else given
+
+    factors = [wide(each) for each in args]
+    with torch.autocast(device_type(next(filter(torch.is_tensor, [*args, *kwargs.values()])).device), enabled=False):
+        return function(*factors, **{name: wide(each) for name, each in kwargs.items()})
+
+
+def in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function`` as a method that replaces its first argument by the result."""
+
+    def replaced(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(input, QTensor):
+            unsupported(f"aten.{function.__qualname__}_", input)
+        return input.copy_(function(input, *args, **kwargs))
+
+    return replaced
 
 
 def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bitport.ops.bags import embedding_bag
 from bitport.ops.functional import TRACED_GROUPED_MM, attention_by
-from bitport.ops.matmul import added
+from bitport.ops.matmul import added, in_place, into_given
 from bitport.tensor import QTensor, matrix_of
 from bitport.tensor.forms import with_row_scales, without_global
 from bitport.train.experts import grouped_mm
@@ -70,6 +70,12 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
     return added(matmul(mat1, mat2), input, beta, alpha)
 
 
+def _addmm_(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if isinstance(input, TrainedTensor):
+        raise outside_of_products("Tensor.addmm_")
+    return in_place(_addmm)(input, *args, **kwargs)
+
+
 class _RowsApart(torch.autograd.Function):
     """The weight rounded as in this step, with one scale per row."""
 
@@ -114,16 +120,18 @@ FUNCTIONS.update(
 FUNCTIONS[F.multi_head_attention_forward] = attention_by(_rows_apart)
 FUNCTIONS[TRACED_GROUPED_MM] = grouped_mm
 FUNCTIONS.update(
-    {function: _matmul(function) for function in (torch.mm, torch.bmm, Tensor.mm, Tensor.bmm)}
-    | dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mv, Tensor.mv), matmul)
-    | dict.fromkeys((torch.addmm, Tensor.addmm), _addmm)
+    {function: into_given(_matmul(function)) for function in (torch.mm, torch.bmm)}
+    | {function: _matmul(function) for function in (Tensor.mm, Tensor.bmm)}
+    | dict.fromkeys((torch.matmul, torch.mv), into_given(matmul))
+    | dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.mv), matmul)
+    | {torch.addmm: into_given(_addmm), Tensor.addmm: _addmm, Tensor.addmm_: _addmm_}
 )
 FUNCTIONS.update(
     {
         function: _refused(function)
         for function in (
             *(torch.einsum, torch.addmv, Tensor.addmv, torch.linalg.vecdot, F.bilinear),
-            *(Tensor.addmm_, Tensor.baddbmm_, torch._addmm_activation, torch.sparse.mm, torch.lstm),
+            *(Tensor.baddbmm_, torch._addmm_activation, torch.sparse.mm, torch.lstm),
             *(Tensor.apply_, Tensor.__dlpack__),  # torch's versions access storage that a TrainedTensor lacks
         )
     }
