@@ -52,18 +52,25 @@ def parse_manifest(data: bytes, source: Path) -> Manifest:
     return _Parser(source).manifest(data)
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of others."""
+def parsed_file(path: Path) -> Any:
+    """The value in a JSON file of others."""
     try:
         text = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return parsed_object(text, str(path))
+    return parsed(text, str(path), CheckpointError)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    return _object(parsed_file(path), str(path))
 
 
 def parsed_object(text: str | bytes, name: str) -> dict[str, Any]:
     """The object in JSON of others. ``name``: of the file or tensor that holds it."""
-    found = parsed(text, name, CheckpointError)
+    return _object(parsed(text, name, CheckpointError), name)
+
+
+def _object(found: Any, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{name} is JSON, but no object: it holds {type(found).__name__}")
     return found

@@ -12,7 +12,7 @@ import torch
 
 from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER, NAME, SAID
-from bitport.checkpoint.parse import json_object
+from bitport.checkpoint.parse import json_object, parsed_file
 from bitport.checkpoint.quantized_by import MLX, QUANTIZATION, QUANTIZATION_FILES
 from bitport.checkpoint.shards import inside
 
@@ -23,16 +23,35 @@ POINTER = json.dumps({"metadata": {}, "weight_map": {NAME: NAME}}) + "\n"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHT_SUFFIXES = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
 """Suffixes of files that hold or list weights; all other files are copied."""
+MODULES = "modules.json"
+"""The list of sentence-transformers: a model is followed by modules in folders of their own, such as a last layer."""
+OF_A_MODULE = ("model.safetensors", "pytorch_model.bin")
+"""The weights of such a module: the first of these files. They are few, and copied."""
 
 
 def others(path: Path) -> Iterator[Path]:
-    """The files in the directory ``path`` that hold no weights, relative to it: configuration, tokenizer, licence."""
+    """The files in the directory ``path`` beside the weights of the model, relative to it: configuration, tokenizer,
+    licence."""
+    following = _following(path)
     for file in sorted(path.rglob("*")) if path.is_dir() else ():
         relative = file.relative_to(path)
         hidden = any(part.startswith(".") for part in relative.parts)
-        left = hidden or relative.parts[0] == FOLDER or file.name.endswith(WEIGHT_SUFFIXES)
+        weights = file.name.endswith(WEIGHT_SUFFIXES) and not (relative.parent in following and _is_first(file))
+        left = hidden or relative.parts[0] == FOLDER or weights
         if file.is_file() and not left:
             yield relative
+
+
+def _following(path: Path) -> set[Path]:
+    """The folders of the modules that follow the model."""
+    listed = parsed_file(path / MODULES) if (path / MODULES).is_file() else []
+    named = [each.get("path") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return {Path(folder) for folder in named if isinstance(folder, str)} - {Path()}
+
+
+def _is_first(file: Path) -> bool:
+    there = [name for name in OF_A_MODULE if file.with_name(name).is_file()]
+    return file.name in there[:1]
 
 
 def check_others(path: Path) -> None:
