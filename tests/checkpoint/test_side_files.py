@@ -39,7 +39,8 @@ def test_the_weights_that_are_loaded_are_carried_over(tmp_path: Path) -> None:
     """As they are; no second form of them, nor of the model."""
     source, out = tmp_path / "source", tmp_path / "out"
     write(source)
-    quantize_files(source, out, "int8")
+    with pytest.warns(UserWarning, match=r"not carried over from .*source: onnx/model.safetensors\. Weights in other"):
+        quantize_files(source, out, "int8")
     assert weights(out) == {"2_Dense/model.safetensors", "3_Dense/model.safetensors", "4_Dense/pytorch_model.bin"}
     for name in ("2_Dense/model.safetensors", "4_Dense/pytorch_model.bin"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
@@ -69,7 +70,10 @@ def test_other_lists(modules: Any, tmp_path: Path) -> None:
     write(tmp_path / "source", modules)
     (tmp_path / "beside").mkdir()
     save_file({"x": torch.ones(1)}, tmp_path / "beside" / "model.safetensors")
-    quantize_files(tmp_path / "source", tmp_path / "out", "int8")
+    with pytest.warns(
+        UserWarning, match=r"2_Dense/model.safetensors, 3_Dense/model.safetensors, onnx/model.safetensors\."
+    ):
+        quantize_files(tmp_path / "source", tmp_path / "out", "int8")
     assert weights(tmp_path / "out") == set()
 
 

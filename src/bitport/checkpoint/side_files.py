@@ -15,6 +15,7 @@ from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER, NAME, SAID
 from bitport.checkpoint.parse import json_object, parsed_file
 from bitport.checkpoint.quantized_by import MLX, QUANTIZATION, QUANTIZATION_FILES
 from bitport.checkpoint.shards import inside
+from bitport.errors import shortened
 
 COMPONENT = "_class_name"
 """The key that names a diffusers class in config.json, and its pipeline in model_index.json."""
@@ -33,12 +34,17 @@ def others(path: Path) -> Iterator[Path]:
     """The files in the directory ``path`` beside the weights of the model, relative to it: configuration, tokenizer,
     licence."""
     following = _following(path)
+    for relative in _files(path):
+        kept = relative.parent in following and _is_first(path / relative)
+        if kept or not relative.name.endswith(WEIGHT_SUFFIXES):
+            yield relative
+
+
+def _files(path: Path) -> Iterator[Path]:
     for file in sorted(path.rglob("*")) if path.is_dir() else ():
         relative = file.relative_to(path)
         hidden = any(part.startswith(".") for part in relative.parts)
-        weights = file.name.endswith(WEIGHT_SUFFIXES) and not (relative.parent in following and _is_first(file))
-        left = hidden or relative.parts[0] == FOLDER or weights
-        if file.is_file() and not left:
+        if file.is_file() and not hidden and relative.parts[0] != FOLDER:
             yield relative
 
 
@@ -56,9 +62,17 @@ def _is_first(file: Path) -> bool:
 
 def check_others(path: Path) -> None:
     """Check early: CheckpointError if one of these files is a link that is not followed, and a warning if something is
-    left out because of its name."""
-    for relative in others(path):
+    left out that the model may need."""
+    found = list(others(path))
+    for relative in found:
         inside(path, str(relative))
+    apart = [file for file in _files(path) if file.suffix == ".safetensors" and len(file.parts) > 1]
+    if left := [str(file) for file in apart if file not in found]:
+        warnings.warn(
+            f"not carried over from {path}: {shortened(left)}. Weights in other folders than the model's are not read; "
+            "if it needs these, copy them to the result",
+            stacklevel=3,
+        )
     if path.is_dir() and (path / FOLDER).is_dir():
         warnings.warn(f"{path / FOLDER} is not carried over: bitport keeps unfinished work there", stacklevel=3)
 
