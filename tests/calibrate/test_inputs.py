@@ -31,6 +31,8 @@ SEEN: dict[str, Callable[[], Tensor]] = {
     "on the left": lambda: W @ X.mT,
     "mm on the left": lambda: torch.mm(W, X.flatten(0, 1).t()),
     "addmm": lambda: torch.addmm(torch.zeros(6), X.flatten(0, 1), W.t()),
+    "mm into a tensor": lambda: torch.mm(X.flatten(0, 1), W.t(), out=torch.empty(10, 6)),
+    "addmm in place": lambda: torch.zeros(10, 6).addmm_(X.flatten(0, 1), W.t()),
     "addmm of a tensor": lambda: torch.zeros(6).addmm(X.flatten(0, 1), W.t()),
     "vectors": lambda: torch.stack([W @ x for x in X.flatten(0, 1)]),
     "mv": lambda: torch.stack([torch.mv(W, x) for x in X.flatten(0, 1)]),
@@ -107,6 +109,7 @@ BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bmm of a tensor": Tensor.bmm,
     "baddbmm": lambda x, w: torch.baddbmm(torch.zeros(3, 1, 16), batch2=w, batch1=x),
     "baddbmm of a tensor": lambda x, w: torch.zeros(3, 1, 16).baddbmm(x, w, beta=2),
+    "baddbmm in place": lambda x, w: torch.zeros(3, x.shape[1], 16).baddbmm_(x, w),
     "baddbmm on the left": lambda x, w: torch.baddbmm(torch.zeros(3, 16, 1), w.mT, x.mT),
 }
 
