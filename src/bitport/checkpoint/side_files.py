@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from collections.abc import Iterator
@@ -68,13 +69,18 @@ def check_others(path: Path) -> None:
         inside(path, str(relative))
     apart = [file for file in _files(path) if file.suffix == ".safetensors" and len(file.parts) > 1]
     if left := [str(file) for file in apart if file not in found]:
-        warnings.warn(
+        _warn(
             f"not carried over from {path}: {shortened(left)}. Weights in other folders than the model's are not read; "
-            "if it needs these, copy them to the result",
-            stacklevel=3,
+            "if it needs these, copy them to the result"
         )
     if path.is_dir() and (path / FOLDER).is_dir():
-        warnings.warn(f"{path / FOLDER} is not carried over: bitport keeps unfinished work there", stacklevel=3)
+        _warn(f"{path / FOLDER} is not carried over: bitport keeps unfinished work there")
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Once, although a directory is read several times: Python forgets what it showed when a filter changes."""
+    warnings.warn(text, stacklevel=3)
 
 
 def carried(
