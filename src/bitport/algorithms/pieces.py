@@ -43,7 +43,9 @@ def joined(found: Sequence[Params]) -> Params:
 
 
 def by_rows(convert: Callable[[Tensor, Params], Tensor], x: Tensor, fmt: Format, params: Params) -> Tensor:
-    """Apply ``convert`` to the pieces of x [..., N, K], each with its part of ``params``."""
+    """Apply ``convert`` to x [..., N, K] and ``params``; on a CPU, to each of their pieces."""
+    if x.device.type != "cpu":
+        return convert(x, params)
     if x.dim() > 2:
         each = (Params(*(None if part is None else part[at] for part in params)) for at in range(len(x)))  # type: ignore[arg-type]
         return torch.stack([by_rows(convert, matrix, fmt, its) for matrix, its in zip(x, each, strict=True)])
