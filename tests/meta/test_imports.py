@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +118,15 @@ def test_importing_bitport_is_quick(fresh_import: dict[str, object]) -> None:
     share = fresh_import["share"]
     assert isinstance(share, float)
     assert share < 0.35
+
+
+@pytest.mark.xdist_group("imports")
+def test_using_a_model_brings_in_nothing_heavy_either(tmp_path: Path) -> None:
+    script = (
+        "import sys, json, torch, numpy, safetensors.torch, bitport; from torch import nn; before = set(sys.modules); "
+        "build = lambda: nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)); model = build(); "
+        f"bitport.quantize_(model, 'int4'); bitport.save(model, {str(tmp_path / 'model')!r}); "
+        f"loaded = bitport.load(build, {str(tmp_path / 'model')!r}); x = torch.randn(2, 64); "
+        "assert torch.equal(loaded(x), model(x)); print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    assert [name for name in json.loads(printed(script)) if name.startswith(HEAVY)] == []

@@ -37,7 +37,7 @@ def sqnr_from(value: Tensor, q: QTensor) -> Tensor:
 def _matrices(q: QTensor) -> Iterator[tuple[tuple[int, ...], QTensor]]:
     batch = q.qdata.shape[: q.dim() - 2] if q.batched else ()
     for at in itertools.product(*map(range, batch)):
-        yield at, q[at]  # type: ignore[misc]  # q[()] is q
+        yield at, q[at] if at else q  # type: ignore[misc]
 
 
 def _squares(value: Tensor, q: QTensor) -> Tensor:
