@@ -14,12 +14,11 @@ from bitport.numerics import dequantize, quantize
 from bitport.ops.bags import embedding_bag, padding_row
 from bitport.ops.linear import check_dense
 from bitport.ops.matmul import addmm, baddbmm, bmm, einsum, grouped_mm, in_place, into_given, matmul, mm, mv
-from bitport.ops.product import functorch, linear, operand, run
+from bitport.ops.product import linear, operand, run
 from bitport.ops.values import dense_rows, quantize_weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
 from bitport.tensor.aten import take_experts
 from bitport.tensor.borders import unit
-from bitport.tensor.dispatch import handled
 from bitport.tensor.exporting import recorded
 from bitport.tensor.forms import with_row_scales
 
@@ -61,16 +60,6 @@ def getitem(q: QTensor, index: Any) -> Tensor:
     with torch._C.DisableTorchFunctionSubclass():
         made = Tensor.__getitem__(q, index)
     return recorded(made, QTensor)
-
-
-def detach(q: QTensor) -> Tensor:
-    """As PyTorch's dispatcher does it, and ``nn.Parameter(q)`` with it; but the first op that reaches a tensor subclass
-    there imports torch.distributed.tensor, 500 modules in 0.7 s."""
-    if torch.compiler.is_compiling() or functorch() is not None or torch._C._len_torch_dispatch_stack():
-        with torch._C.DisableTorchFunctionSubclass():
-            return Tensor.detach(q)
-    made: Tensor = handled(ATEN, aten.detach.default, (q,), {})
-    return made
 
 
 def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> Tensor:
@@ -125,7 +114,6 @@ FUNCTIONS.update(
         F.embedding: embedding,
         F.embedding_bag: embedding_bag,
         Tensor.__getitem__: getitem,
-        Tensor.detach: detach,
         Tensor.matmul: matmul,
         Tensor.__matmul__: matmul,
         Tensor.mm: mm,

@@ -114,9 +114,9 @@ def _widened(function: Callable[..., Tensor], dtype: Any, args: Sequence[Any], k
     def wide(given: Any) -> Any:
         return given.to(dtype) if isinstance(given, Tensor) else given
 
-    factors = [wide(each) for each in args]
-    with torch.autocast(device_type(next(filter(torch.is_tensor, [*args, *kwargs.values()])).device), enabled=False):
-        return function(*factors, **{name: wide(each) for name, each in kwargs.items()})
+    first = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+    with torch.autocast(first.device.type, enabled=False):
+        return function(*map(wide, args), **{name: wide(each) for name, each in kwargs.items()})
 
 
 def in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.tensor.qtensor import FUNCTIONS, PARTS, QTensor, unsupported
+from bitport.tensor.dispatch import handled
+from bitport.tensor.qtensor import ATEN, FUNCTIONS, PARTS, QTensor, unsupported
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
@@ -65,6 +66,17 @@ def _norm(q: QTensor, *args: Any) -> NoReturn:
     )
 
 
+def _detach(q: QTensor) -> Tensor:
+    """As PyTorch's dispatcher does it, and ``nn.Parameter(q)`` with it; but the first op that reaches a tensor subclass
+    there imports torch.distributed.tensor, 500 modules in 0.7 s."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if transformed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        with torch._C.DisableTorchFunctionSubclass():
+            return Tensor.detach(q)
+    made: Tensor = handled(ATEN, torch.ops.aten.detach.default, (q,), {})
+    return made
+
+
 def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
     """Keep requires_grad False: functions recorded by torch itself would compute a float gradient of the weight."""
     if requires_grad and isinstance(q, torch.nn.Parameter):  # no warning for nn.Parameter(q), which always asks
@@ -84,6 +96,7 @@ def _element_size(q: QTensor) -> float:
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 FUNCTIONS[SET_DATA] = _set_data
 FUNCTIONS[Tensor.storage] = _storage
+FUNCTIONS[Tensor.detach] = _detach
 FUNCTIONS[Tensor.requires_grad_] = FUNCTIONS[Tensor.requires_grad.__set__] = _requires_grad  # type: ignore[attr-defined]
 FUNCTIONS.update(dict.fromkeys((Tensor.__dlpack__, Tensor.numpy, Tensor.__array__, Tensor.tolist), _outside))
 FUNCTIONS[Tensor.element_size] = _element_size
