@@ -187,18 +187,15 @@ def costs(
     found: dict[str, tuple[Option, ...]] = {}
     silent = set()
     for target, inputs in with_progress(work, len(every), "measuring", progress):
-        value, options, rounded = target.weight(model), [], []
-        for scheme in schemes:
-            outcome = apply(by, value, target, scheme, inputs, measure=False).as_parameter()
-            if distance is not None:
-                lost = distance(tied[target.storage], outcome.q)
-            else:
-                assert inputs is not None
-                lost = of_output(value, outcome.q, target, inputs)
-            options.append(Option(outcome.q.nbytes, lost))
-            rounded.append(outcome.q)
-        found[target.storage] = tuple(options)
-        if not any(option.error for option in options) and any(_differs(q, value) for q in rounded):
+        value = target.weight(model)
+        rounded = [apply(by, value, target, scheme, inputs, measure=False).as_parameter().q for scheme in schemes]
+        if distance is not None:
+            lost = [distance(tied[target.storage], q) for q in rounded]
+        else:
+            assert inputs is not None
+            lost = of_outputs(value, rounded, target, inputs)
+        found[target.storage] = tuple(Option(q.nbytes, error) for q, error in zip(rounded, lost, strict=True))
+        if not any(lost) and any(_differs(q, value) for q in rounded):
             silent.add(target.storage)
     labelled: dict[str, list[Target]] = {}
     for target in every:
@@ -219,9 +216,9 @@ def _differs(q: QTensor, value: Tensor) -> bool:
 
 
 @no_autocast()
-def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
-    signal, noise = map(float, output_squares(value, target, inputs, q))
-    return noise / signal if signal else 0.0
+def of_outputs(value: Tensor, rounded: Sequence[QTensor], target: Target, inputs: Inputs) -> list[float]:
+    signal, *noises = map(float, output_squares(value, target, inputs, *rounded))
+    return [noise / signal if signal else 0.0 for noise in noises]
 
 
 def _schemes(candidates: Sequence[str | Scheme]) -> list[Scheme]:
