@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from bitport.errors import CheckpointError
-from bitport.interop import convert
+from bitport.interop import bitnet, convert
 
 from .published_files import (
     AMD4,
@@ -49,6 +49,7 @@ from .published_files import (
     quark,
 )
 
+GEMMA = {"weight_scale": torch.ones(N, 1), "input_activation_scale": torch.ones(())}
 READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
     "TheBloke/Llama-2-7B-Chat-GPTQ": (
         {
@@ -374,9 +375,28 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
         of(**{Q: mlx(), "model__layers__0__mlp__gate": mlx(8)}),
         ["int4-g64-fzero", "int8-g64-fzero"],
     ),
+    "microsoft/bitnet-b1.58-2B-4T": (
+        {"linear_class": "autobitlinear", "quant_method": "bitnet", "quantization_mode": "offline"},
+        of(**{Q: {"weight": torch.zeros(N // 4, K, dtype=torch.uint8), "weight_scale": torch.ones(1).bfloat16()}}),
+        [str(bitnet.SCHEME)],
+    ),
+    "Gemma as transformers reads it": (
+        {
+            **{"quant_method": "gemma", "num_bits": 2, "quantize_embeddings": True, "modules_to_not_convert": []},
+            "module_quant_configs": {"q_proj": {"num_bits": 8}},
+        },
+        of(
+            **{Q: {"weight": torch.zeros(N, K, dtype=torch.int8), **GEMMA}},
+            embed={
+                "embedding_quantized": torch.zeros(N, K // 4, dtype=torch.uint8),
+                "embedding_scale": torch.ones(N, 1),
+            },
+        ),
+        ["custom(int2-channel, float32 scales)", "int8-static"],
+    ),
 }
 
-OTHERS = ("aqlm", "bitnet", "eetq", "exl2", "exl3", "higgs", "humming", "spqr", "vptq")
+OTHERS = ("aqlm", "eetq", "exl2", "exl3", "fouroversix", "fp_quant", "higgs", "humming", "sinq", "spqr", "vptq")
 REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     **{method: ({"quant_method": method}, {"w": torch.ones(1)}, f"is quantized by '{method}'") for method in OTHERS},
     "Qwen3-1.7B, NVFP4 of AutoRound": (

@@ -251,6 +251,14 @@ def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], 
     return value
 
 
+def one_of(config: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:
+    """The lowercase value of ``key``, which must be among ``allowed``; the first of these is the default."""
+    value: str = setting(config, key, str, allowed[0]).lower()
+    if value not in allowed:
+        raise CheckpointError(f"quantization_config: {key} {value!r}: {' and '.join(allowed)} are read")
+    return value
+
+
 def refuse_unknown(
     said: Mapping[str, Any], known: Collection[str], what: str, usual: Mapping[str, Any] = MappingProxyType({})
 ) -> None:

@@ -36,7 +36,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec, gptq, modelopt
 from bitport.interop.checks import E4M3, E8M0, POWERS, Stored, expect
-from bitport.interop.codec import Described, WeightNames, refuse_unknown, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, one_of, refuse_unknown, setting, tensors_of
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS, Scheme
 from bitport.schemes.presets import CHANNEL, TENSOR
@@ -69,21 +69,21 @@ class Reader(codec.Reader):
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        _one_of(config, "fmt", ("e4m3", "float8_e4m3fn"))
-        _one_of(config, "expert_dtype", ("fp8", "fp4"))
+        one_of(config, "fmt", ("e4m3", "float8_e4m3fn"))
+        one_of(config, "expert_dtype", ("fp8", "fp4"))
         for pattern, own in setting(config, "dynamic", dict, {}).items():  # an exclusion has no settings
             refuse_unknown(setting({"dynamic": own}, "dynamic", dict, {}), (), f"dynamic of {pattern!r}")
         self.beside = _beside(config, dtype)
         """The reader for weights that are not float8."""
         mx = config.get("quant_method") == "mxfp8"
-        powers = _one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0" or mx
-        self.static = _one_of(config, "activation_scheme", ("dynamic", "static")) == "static"
+        powers = one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0" or mx
+        self.static = one_of(config, "activation_scheme", ("dynamic", "static")) == "static"
         self.block = _block_size(config)
         if mx:
             if self.block not in (None, MX.weight.block):
                 raise CheckpointError(f"mxfp8 with weight_block_size {[*self.block]}: {[*MX.weight.block]} is read")
             self.block = MX.weight.block
-        self.divides = SEMANTICS in config and _one_of(config, SEMANTICS, ("inverse",)) == "inverse"
+        self.divides = SEMANTICS in config and one_of(config, SEMANTICS, ("inverse",)) == "inverse"
         if self.divides:
             self.act = ""
             self.notes.append(DIVISORS)
@@ -230,14 +230,6 @@ def _beside(config: Mapping[str, Any], dtype: torch.dtype) -> modelopt.Reader | 
         raise CheckpointError(f"fp8 beside layers in a format of ModelOpt ({other}), and no quantized_layers name them")
     said = {"quant_algo": modelopt.MIXED, "quantized_layers": config["quantized_layers"]}
     return modelopt.Reader(said, dtype)
-
-
-def _one_of(config: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:
-    """The lowercase value of ``key``, which must be among ``allowed``; the first of these is the default."""
-    value: str = setting(config, key, str, allowed[0]).lower()
-    if value not in allowed:
-        raise CheckpointError(f"fp8 with {key} {value!r}: {' and '.join(allowed)} are read")
-    return value
 
 
 def _block_size(config: Mapping[str, Any]) -> tuple[int, int] | None:

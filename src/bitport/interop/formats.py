@@ -5,12 +5,14 @@ from __future__ import annotations
 from bitport.interop import (
     auto_round,
     awq,
+    bitnet,
     bitsandbytes,
     codec,
     compressed_tensors,
     dense,
     fbgemm,
     float8,
+    gemma,
     gptq,
     hqq,
     mlx,
@@ -39,6 +41,8 @@ READERS: dict[str, type[codec.Reader]] = {
     "hqq": hqq.Reader,
     "quanto": quanto.Reader,
     "quark": quark.Reader,
+    "gemma": gemma.Reader,
+    "bitnet": bitnet.Reader,
 }
 """The formats that can be read, by the quant_method of config.json (docs/interop.md)."""
 
