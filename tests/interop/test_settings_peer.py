@@ -38,6 +38,8 @@ MADE: list[tuple[str, Callable[[], Any]]] = [
     ("metal", lambda: theirs.MetalConfig()),
     ("hqq", lambda: theirs.HqqConfig()),
     ("quanto", lambda: theirs.QuantoConfig()),
+    ("gemma", lambda: theirs.GemmaQuantizationConfig(quantize_embeddings=True, module_quant_configs={"a": {}})),
+    ("bitnet", lambda: theirs.BitNetQuantConfig(modules_to_not_convert=["lm_head"])),
     ("torchao", lambda: theirs.TorchAoConfig(ao.Int4WeightOnlyConfig())),
 ]
 
