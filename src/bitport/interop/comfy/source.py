@@ -39,8 +39,6 @@ class Comfy:
     """``path``: the file of a model; ``config``: as for :class:`bitport.interop.gguf.Diffusion`, which also applies to
     the dtype of the model."""
 
-    format = "ComfyUI"
-
     def __init__(self, path: Path, config: Path) -> None:
         self.path = path
         self.tied: dict[str, str] = {}
@@ -51,6 +49,8 @@ class Comfy:
                 self.stored = stored_in(reader)
             if not self.stored:
                 raise CheckpointError(f"{path} holds no quantized weight: quantize it with bitport quantize")
+            bfl = all(weight.unnamed for weight in self.stored.values())
+            self.format = "Black Forest Labs" if bfl else "ComfyUI"
             self.component = Component(config, len(held))
             with within(path):
                 shapes = {name: span.shape for name, span in held.items() if not is_role(name)}

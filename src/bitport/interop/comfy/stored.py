@@ -16,6 +16,13 @@ has all of them, ``{"layers": {<layer>: {"format": ..}}}``::
 
     value = weight * weight_scale [* weight_scale_2]
 
+Files of Black Forest Labs do not name the format, and hold one of these::
+
+    weight                         weight_scale                    weight_scale_2
+    float8_e4m3fn [N, K]           float [N]
+    uint8 [N, K/2]: e2m1,          e4m3 [N, K/16], in rows         one number
+    the even one low
+
 For tiles see :mod:`bitport.interop.swizzle`. Inputs are multiplied by ``<layer>.pre_quant_scale`` [K], if present;
 ComfyUI rounds them with ``input_scale``, or with their maximum, unless full_precision_matrix_mult is set.
 """
@@ -32,7 +39,7 @@ from torch import Tensor
 from bitport.checkpoint.parse import parsed_object
 from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import CheckpointError
-from bitport.interop.checks import FLOAT8, expect, number_in
+from bitport.interop.checks import E4M3, FLOAT8, as_grid, expect, number_in
 from bitport.interop.codec import refuse_unknown
 from bitport.interop.diffusers_model import PREFIX
 from bitport.interop.swizzle import unswizzled
@@ -63,7 +70,7 @@ Tensors = Callable[[str], Tensor]
 
 class ComfyWeight(NamedTuple):
     """A quantized tensor. ``shape``: the logical one, [N, ..]; ``scale``, ``second``, ``before``: names of its other
-    tensors."""
+    tensors; ``unnamed``: whether it is of Black Forest Labs, whose codes of 4 bits and scales lie as in bitport."""
 
     name: str
     shape: tuple[int, ...]
@@ -71,6 +78,7 @@ class ComfyWeight(NamedTuple):
     scale: str | None = None
     second: str | None = None
     before: str | None = None
+    unnamed: bool = False
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -79,7 +87,7 @@ class ComfyWeight(NamedTuple):
     def read(self, tensor: Tensors) -> Quantized:
         fmt, (n, k) = self.scheme.weight, self.matrix
         data = tensor(self.name).reshape(n, k * fmt.number.bits // 8)
-        if fmt.number.bits == 4:
+        if fmt.number.bits == 4 and not self.unnamed:
             data = data << 4 | data >> 4
         elif data.dtype == torch.int8:
             data = from_signed(data)
@@ -97,7 +105,9 @@ class ComfyWeight(NamedTuple):
             return number_in(tensor(self.scale), self.scale).reshape(grid)
         scale, wanted = tensor(self.scale), self.scheme.weight.scale_dtype(torch.float32)
         if wanted.itemsize > 1:
-            return expect(scale, self.scale, FLOATS, grid).float()
+            return expect(as_grid(scale, grid), self.scale, FLOATS, grid).float()
+        if self.unnamed:
+            return expect(scale, self.scale, (wanted,), grid)
         return unswizzled(scale, self.scale, (wanted, torch.uint8), grid).view(wanted)
 
 
@@ -114,7 +124,7 @@ def stored_in(reader: SafetensorsReader) -> dict[str, ComfyWeight]:
         if last in ROLES and weight not in held:
             raise CheckpointError(f"{name} is there without {weight}; fetch the file again")
         if last in (SCALE, SECOND) and layer not in said:
-            raise CheckpointError(f"{name}: neither {layer}.{DESCRIPTION} nor {METADATA} says in which format")
+            found[weight] = _unnamed(layer, held)
         factor = float(number_in(reader.read(name), name)) if last == OLD_SCALE else 1.0
         if factor != 1 and held[weight].dtype not in FLOAT8:
             raise CheckpointError(f"{name} is {factor:g}, and {weight} is {held[weight].dtype}, not float8")
@@ -177,6 +187,22 @@ def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) ->
         raise CheckpointError(f"{layer}: {form} with group_size {group!r}; it always has {scheme.weight.block[1]}")
     shape = (span.shape[0], span.shape[1] * 8 // number.bits)
     return ComfyWeight(name, shape, scheme, parts[SCALE], parts.get(SECOND), before if before in held else None)
+
+
+def _unnamed(layer: str, held: Mapping[str, Span]) -> ComfyWeight:
+    """A weight of Black Forest Labs."""
+    name, scale, second = (f"{layer}.{role}" for role in ("weight", SCALE, SECOND))
+    weight, its = held[name], held.get(scale)
+    if its and len(weight.shape) == 2 and all(weight.shape):
+        n, k = weight.shape
+        if second in held and (weight.dtype, its.dtype) == (torch.uint8, E4M3):
+            return ComfyWeight(name, (n, 2 * k), BLOCKS["nvfp4"], scale, second, unnamed=True)
+        if second not in held and weight.dtype == E4M3 and its.shape == (n,):
+            return ComfyWeight(name, (n, k), _scheme(FLOAT8[E4M3], CHANNEL), scale, unnamed=True)
+    raise CheckpointError(
+        f"{scale if its else second}: neither {layer}.{DESCRIPTION} nor {METADATA} says in which format, and by their "
+        f"shapes it is neither of Black Forest Labs: float8 with a scale for each row, nvfp4 with scales in rows"
+    )
 
 
 def _scheme(number: str, block: tuple[int, int]) -> Scheme:
