@@ -42,6 +42,9 @@ HALF_LAST = ("Q6_K", "Q3_K", "TQ1_0", "TQ2_0")
 """Types whose d is at the end of the block; in Q2_K m follows it, and in others both come first."""
 
 
+PLAIN = {"Q1_0": (128, 18), "Q2_0": (64, 18), "PQ2_0": (128, 34)}
+"""Types that the library does not decode -> (elements, bytes) of a block: d, and codes that follow each other."""
+
 LLAMAS = ("llama", "smollm3", "granite", "mistral3")
 """Architectures in which the rows of q and k are reordered."""
 NUMBERS = {
@@ -58,7 +61,7 @@ NUMBERS = {
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
     """Random blocks, as bytes, with values of about 0.1."""
-    elements, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    elements, nbytes = PLAIN.get(kind) or gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
     if kind == "NVFP4":
@@ -75,6 +78,19 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     return raw.reshape(rows, -1)
 
 
+def values_of(raw: np.ndarray, kind: str) -> Tensor:
+    """Decode rows of blocks by the library, or by the definition of the type."""
+    if kind not in PLAIN:
+        number = gguf.GGMLQuantizationType[kind]
+        return torch.from_numpy(np.array(gguf.quants.dequantize(raw, number), dtype=np.float32))
+    elements, nbytes = PLAIN[kind]
+    blocks = raw.reshape(-1, nbytes)
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").reshape(len(blocks), elements, -1)
+    numbers = 2 * bits[..., 0] - 1.0 if kind == "Q1_0" else bits[..., 0] + 2 * bits[..., 1] - 1.0
+    values = blocks[:, :2].copy().view(np.float16).astype(np.float64) * numbers
+    return torch.from_numpy(values.astype(np.float32).reshape(*raw.shape[:-1], -1))
+
+
 def to_bytes(value: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
     """Return the bytes stored in a file, and their value."""
     number = gguf.GGMLQuantizationType[kind]
@@ -83,7 +99,7 @@ def to_bytes(value: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
         raw = raw.reshape(*value.shape[:-1], -1)
     else:
         raw = gguf.quants.quantize(value.float().contiguous().numpy(), number)
-    return raw, torch.from_numpy(np.array(gguf.quants.dequantize(raw, number), dtype=np.float32)).reshape(value.shape)
+    return raw, values_of(raw, kind).reshape(value.shape)
 
 
 def permuted(rows: Tensor, heads: int) -> Tensor:

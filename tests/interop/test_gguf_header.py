@@ -89,7 +89,7 @@ HUGE = 1 << 60
         ([], [entry("w", (17,))], "ends before w"),
         ([], [entry("w", (HUGE, HUGE, HUGE))], "ends before w"),
         ([], [entry("w", (1,), F32, (1 << 64) - 1)], "ends before w"),
-        ([], [entry("w", (2, 256), Q8_K)], r"w is of the type Q8_K; F32, F16, BF16, Q4_0.*Q4_K_M"),
+        ([], [entry("w", (2, 256), Q8_K)], r"w is of the type Q8_K; F32, F16, BF16, Q1_0.*Q4_K_M"),
         ([], [entry("w", (2,), 77)], "number 77"),
     ],
 )

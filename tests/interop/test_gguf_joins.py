@@ -22,6 +22,9 @@ from .test_gguf_blocks import N, random_rows, theirs
 
 SMALLEST = {
     "int2": "Q4_0",
+    "int2-g64-sym": "Q2_0",
+    "int2-channel-sym": "Q2_0",
+    "int2-g32-sym": "Q4_0",
     "int3": "Q4_0",
     "int3-g64-sym": "Q4_0",
     "int4-g32-sym": "Q4_0",
@@ -89,7 +92,7 @@ def test_k_quants_go_back_to_the_same_bytes(name: str) -> None:
     assert np.array_equal(again.numpy(), raw)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q4_1", "Q5_1", "IQ4_NL", "TQ2_0", "MXFP4"])
+@pytest.mark.parametrize("name", ["Q1_0", "Q2_0", "Q4_0", "Q5_0", "Q8_0", "Q4_1", "Q5_1", "IQ4_NL", "TQ2_0", "MXFP4"])
 def test_others_too(name: str) -> None:
     halves = (2.0**-24, -(2.0**-24), 3 * 2.0**-17, -1.5, 0.0123, 65504.0)
     raw = random_rows(name, halves)
@@ -159,6 +162,13 @@ def test_the_library_finds_the_same_numbers(scheme: str, dtype: torch.dtype) -> 
     kind, raw = joined(q)
     assert kind == SMALLEST[scheme]
     assert torch.equal(theirs(kind, raw.numpy()), q.dequantize(torch.float32))
+
+
+def test_prisms_larger_blocks_are_written_in_two() -> None:
+    raw = random_rows("PQ2_0")
+    kind, again = joined(read("PQ2_0", raw))
+    assert kind == "Q2_0"
+    assert torch.equal(theirs("Q2_0", again.numpy()), theirs("PQ2_0", raw))
 
 
 def test_a_minimum_that_is_a_half() -> None:

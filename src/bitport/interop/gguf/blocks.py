@@ -68,11 +68,14 @@ def _with_zero(codes: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Te
     return groups.flatten(-2), torch.where(constant, size, scale), zero
 
 
-def _table(dtype: str, group: int) -> Scheme:
+def _symmetric(dtype: str, group: int) -> Scheme:
     return Scheme(weight=Format(dtype=dtype, block=(1, group), scale="input"))
 
 
 BLOCKS: dict[str, BlockType] = {
+    "Q1_0": BlockType(128, (2, 16), _symmetric("int1", 128), splits.q1_0),
+    "Q2_0": BlockType(64, (2, 16), _symmetric("int2", 64), splits.q2_0),
+    "PQ2_0": BlockType(128, (2, 32), _symmetric("int2", 128), splits.q2_0),
     "Q4_0": BlockType(32, (2, 16), preset("int4-g32-sym"), splits.q4_0),
     "Q4_1": BlockType(32, (2, 2, 16), preset("int4-g32-fzero"), splits.q4_1),
     "Q5_0": BlockType(32, (2, 4, 16), preset("int5-g32-sym"), splits.q5_0),
@@ -83,15 +86,15 @@ BLOCKS: dict[str, BlockType] = {
     "Q4_K": BlockType(256, (2, 2, 12, 128), preset("int4-g32-fzero"), splits.q4_k),
     "Q5_K": BlockType(256, (2, 2, 12, 32, 128), preset("int5-g32-fzero"), splits.q5_k),
     "Q6_K": BlockType(256, (128, 64, 16, 2), preset("int6-g16-sym"), splits.q6_k),
-    "IQ1_S": BlockType(256, (2, 32, 16), _table("ggml_iq2", 32), grids.iq1_s),
-    "IQ1_M": BlockType(256, (32, 16, 8), _table("ggml_iq2", 16), grids.iq1_m),
-    "IQ2_XXS": BlockType(256, (2, 64), _table("ggml_iq2", 32), grids.iq2_xxs),
-    "IQ2_XS": BlockType(256, (2, 64, 8), _table("ggml_iq2", 16), grids.iq2_xs),
-    "IQ2_S": BlockType(256, (2, 32, 32, 8, 8), _table("ggml_iq2", 16), grids.iq2_s),
-    "IQ3_XXS": BlockType(256, (2, 64, 32), _table("ggml_iq3", 32), grids.iq3_xxs),
-    "IQ3_S": BlockType(256, (2, 64, 8, 32, 4), _table("ggml_iq3s", 32), grids.iq3_s),
-    "IQ4_NL": BlockType(32, (2, 16), _table("ggml_iq4", 32), splits.q4_0),
-    "IQ4_XS": BlockType(256, (2, 2, 4, 128), _table("ggml_iq4", 32), splits.iq4_xs),
+    "IQ1_S": BlockType(256, (2, 32, 16), _symmetric("ggml_iq2", 32), grids.iq1_s),
+    "IQ1_M": BlockType(256, (32, 16, 8), _symmetric("ggml_iq2", 16), grids.iq1_m),
+    "IQ2_XXS": BlockType(256, (2, 64), _symmetric("ggml_iq2", 32), grids.iq2_xxs),
+    "IQ2_XS": BlockType(256, (2, 64, 8), _symmetric("ggml_iq2", 16), grids.iq2_xs),
+    "IQ2_S": BlockType(256, (2, 32, 32, 8, 8), _symmetric("ggml_iq2", 16), grids.iq2_s),
+    "IQ3_XXS": BlockType(256, (2, 64, 32), _symmetric("ggml_iq3", 32), grids.iq3_xxs),
+    "IQ3_S": BlockType(256, (2, 64, 8, 32, 4), _symmetric("ggml_iq3s", 32), grids.iq3_s),
+    "IQ4_NL": BlockType(32, (2, 16), _symmetric("ggml_iq4", 32), splits.q4_0),
+    "IQ4_XS": BlockType(256, (2, 2, 4, 128), _symmetric("ggml_iq4", 32), splits.iq4_xs),
     "TQ1_0": BlockType(256, (32, 16, 4, 2), preset("int2-g256-sym"), splits.tq1_0),
     "TQ2_0": BlockType(256, (64, 2), preset("int2-g256-sym"), splits.tq2_0),
     "MXFP4": BlockType(32, (1, 16), preset("mxfp4-wo"), splits.mxfp4),

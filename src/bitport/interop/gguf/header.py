@@ -72,6 +72,8 @@ TYPES = {
     39: "MXFP4",
     40: "NVFP4",
     41: "Q1_0",
+    42: "Q2_0",
+    142: "PQ2_0",
 }
 """Types of tensors, by their number in ggml."""
 

@@ -3,13 +3,13 @@
 A weight gets the smallest type that represents each of its numbers. For integers, value = (code - zero) * scale, these
 are::
 
-    Q4_0, Q5_0, Q8_0    code - zero, signed, of 4, 5, 8 bits
-    Q4_1, Q5_1          codes of 4, 5 bits, and -zero * scale in float16
+    Q2_0, Q4_0, Q5_0, Q8_0    code - zero, signed, of 2, 4, 5, 8 bits
+    Q4_1, Q5_1                codes of 4, 5 bits, and -zero * scale in float16
 
 with the scale in float16. So zero points cost a bit in the first ones if their product is not a float16: 4 bits with
-zero points are mostly Q5_0. A scale of more than 32 elements is repeated. Q2_K to Q6_K, IQ4 and TQ2_0 accept what was
-read from them, TQ2_0 also what was read from TQ1_0; IQ1 to IQ3 are not written. The global scale of NVFP4 is a separate
-tensor.
+zero points are mostly Q5_0. A scale of more elements than a block is repeated. Q1_0, Q2_K to Q6_K, IQ4 and TQ2_0 accept
+what was read from them, TQ2_0 also what was read from TQ1_0, and Q2_0 from PQ2_0; IQ1 to IQ3 are not written. The
+global scale of NVFP4 is a separate tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bitport.numerics import from_storage, pack_bits
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
-WHOLE = {"Q4_0": 4, "Q5_0": 5, "Q8_0": 8}
+WHOLE = {"Q2_0": 2, "Q4_0": 4, "Q5_0": 5, "Q8_0": 8}
 SUM = {"Q4_1": 4, "Q5_1": 5}
 """Types for any integers that fit -> bits per code."""
 
@@ -141,6 +141,14 @@ def _with_offset(rows: Rows, bits: int) -> tuple[Tensor, Tensor]:
     return rows.scale.masked_fill(constant, 0), least
 
 
+def _q1_0(rows: Rows) -> list[Tensor]:
+    return [_half(rows.scale / 2, "half a scale"), pack_bits(rows.codes, 1)]
+
+
+def _q2_0(rows: Rows) -> list[Tensor]:
+    return [_half(-rows.scale, "a scale"), pack_bits(3 - _whole(rows, 2), 2)]
+
+
 def _q4_0(rows: Rows) -> list[Tensor]:
     return [_half(rows.scale, "a scale"), _planes(_whole(rows, 4), 4, 16)]
 
@@ -241,6 +249,8 @@ def _nvfp4(rows: Rows) -> list[Tensor]:
 
 
 JOINS: dict[str, Callable[[Rows], list[Tensor]]] = {
+    "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

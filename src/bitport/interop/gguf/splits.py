@@ -1,6 +1,9 @@
 """Decoding of ggml's block types. A row of a matrix is a sequence of blocks, a block is::
 
             elements  bytes                                                    value
+    Q1_0      128     d 2 | low 16                                             d * (2 * q - 1)
+    Q2_0       64     d 2 | low 16                                             d * (q - 1)
+    PQ2_0     128     d 2 | low 32                                             d * (q - 1)
     Q8_0       32     d 2 | q int8 32                                          d * q
     Q4_0       32     d 2 | low 16                                             d * (q - 8)
     Q5_0       32     d 2 | high 4 | low 16                                    d * (q - 16)
@@ -20,7 +23,8 @@
 
 d and m are float16; s and t belong to 16 elements of a block (Q4_K, Q5_K, IQ4_XS: 32). A tensor of NVFP4 is multiplied
 by a separate scale, or one per expert, which is another tensor (names). ``low`` and ``high`` are the bits of q, where
-``high`` is present the upper ones, in the layout of :func:`planes`. For IQ1 to IQ3 see
+``high`` is present the upper ones, in the layout of :func:`planes`; in Q1_0 and Q2_0 they follow each other. PQ2_0 is
+Q2_0 in larger blocks, as in Prism's version of llama.cpp. For IQ1 to IQ3 see
 :mod:`bitport.interop.gguf.grids`.
 """
 
@@ -61,6 +65,19 @@ def planes(field: Tensor, bits: int, run: int) -> Tensor:
     """
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=field.device).unsqueeze(-1)
     return (field.unflatten(-1, (-1, 1, run)) >> shifts & (1 << bits) - 1).flatten(-3)
+
+
+def q1_0(d: Tensor, low: Tensor) -> Split:
+    """The codes of int1 are -1/2 and 1/2."""
+    scale = half(d) * 2
+    if bool((scale.isinf() & ~half(d).isinf()).any()):
+        raise CheckpointError("twice a scale of Q1_0 is no float16, as no weight has; fetch the file again")
+    return Split(unpack_bits(low, 1, 8 * low.shape[-1]), scale)
+
+
+def q2_0(d: Tensor, low: Tensor) -> Split:
+    """d * (q - 1) = -d * (3 - q - 2), where 2 is the midpoint of int2."""
+    return Split(3 - unpack_bits(low, 2, 4 * low.shape[-1]), -half(d))
 
 
 def q8_0(d: Tensor, codes: Tensor) -> Split:
