@@ -87,7 +87,7 @@ def test_layers_with_settings_of_their_own(name: str) -> None:
         {"backend": 3},
         {"rotation_config": {"block_size": 32}},
         {"spinquant_config": {"r1": True}},
-        {"data_type": "mx_fp"},
+        {"data_type": "mx_int"},
         {"act_bits": 8},
         {"extra_config": []},
         {"extra_config": {"m": 4}},

@@ -17,8 +17,9 @@ autoround = pytest.importorskip("auto_round", reason="needs AutoRound: pip insta
 models = pytest.importorskip("tests.integrations.models")
 huggingface = pytest.importorskip("bitport.integrations.huggingface")
 
-TWICE_BF16 = 2 * 2.0**-9
-"""AutoRound rounds a scale and a product with it to bfloat16, while the file has the scale in float16."""
+BF16 = 2.0**-9
+"""The rounding of a number to bfloat16: AutoRound does that to a scale, to a product with it, and in files of float8 to
+the scale as well; in others it is in float16."""
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gptq": ("auto_gptq", {"bits": 4, "group_size": 32, "sym": True}, "int4-g32-sym"),
     "gptq, asymmetric": ("auto_gptq", {"bits": 4, "group_size": 64, "sym": False}, "int4-g64"),
@@ -28,6 +29,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mxfp4": ("llm_compressor", {"scheme": "MXFP4"}, "mxfp4"),
     "nvfp4": ("llm_compressor", {"scheme": "NVFP4"}, "nvfp4-static"),
     "int8": ("llm_compressor", {"scheme": "INT8_W8A8"}, "int8-dyn"),
+    "mxfp4 of its own": ("auto_round", {"scheme": "MXFP4"}, "mxfp4"),
+    "mxfp8 of its own": ("auto_round", {"scheme": "MXFP8"}, "mxfp8"),
+    "nvfp4 of its own": ("auto_round", {"scheme": "NVFP4"}, "nvfp4-static"),
+    "float8 by rows": ("auto_round", {"scheme": "FP8_STATIC"}, "fp8-channel-static"),
+    "float8 by blocks": ("auto_round", {"scheme": "FP8_BLOCK"}, "fp8-block"),
+    "float8": ("auto_round", {"scheme": "FPW8A16"}, "fp8-wo-tensor"),
 }
 """Name -> (format, settings, the resulting scheme)."""
 
@@ -53,6 +60,7 @@ def test_models_of_autoround(name: str, float_model: Path, tmp_path: Path) -> No
     for name, tensor in Own(tmp_path / "ours").items():
         if isinstance(tensor, QTensor):
             ours, judge = tensor.dequantize(torch.float32), computed[name].float()
-            assert bool(((ours - judge).abs() <= TWICE_BF16 * judge.abs()).all()), name
+            roundings = 3 if scheme.startswith("fp8") else 2
+            assert bool(((ours - judge).abs() <= roundings * BF16 * judge.abs()).all()), name
     answers = models.logits(huggingface.load_model(tmp_path / "ours"))
     assert bool(answers.isfinite().all())

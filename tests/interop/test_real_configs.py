@@ -375,6 +375,16 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
         of(**{Q: mlx(), "model__layers__0__mlp__gate": mlx(8)}),
         ["int4-g64-fzero", "int8-g64-fzero"],
     ),
+    "Qwen3-1.7B, NVFP4 of AutoRound": (
+        {
+            **{"bits": 4, "act_bits": 4, "data_type": "nv_fp", "act_data_type": "nv_fp4_with_static_gs"},
+            **{"group_size": 16, "act_group_size": 16, "sym": True, "act_sym": True, "act_dynamic": True, "iters": 0},
+            **{"autoround_version": "0.12.3", "quant_method": "auto-round"},
+            "packing_format": "auto_round:llm_compressor",
+        },
+        of(**{Q: nvfp4("weight_packed", "weight_global_scale", "input_global_scale")}),
+        ["nvfp4-static"],
+    ),
     "microsoft/bitnet-b1.58-2B-4T": (
         {"linear_class": "autobitlinear", "quant_method": "bitnet", "quantization_mode": "offline"},
         of(**{Q: {"weight": torch.zeros(N // 4, K, dtype=torch.uint8), "weight_scale": torch.ones(1).bfloat16()}}),
@@ -399,16 +409,6 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
 OTHERS = ("aqlm", "eetq", "exl2", "exl3", "fouroversix", "fp_quant", "higgs", "humming", "sinq", "spqr", "vptq")
 REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     **{method: ({"quant_method": method}, {"w": torch.ones(1)}, f"is quantized by '{method}'") for method in OTHERS},
-    "Qwen3-1.7B, NVFP4 of AutoRound": (
-        {
-            **{"bits": 4, "act_bits": 4, "data_type": "nv_fp", "act_data_type": "nv_fp4_with_static_gs"},
-            **{"group_size": 16, "act_group_size": 16, "sym": True, "act_sym": True, "act_dynamic": True, "iters": 0},
-            **{"autoround_version": "0.12.3", "quant_method": "auto-round"},
-            "packing_format": "auto_round:llm_compressor",
-        },
-        of(**{Q: nvfp4("weight_packed", "weight_global_scale", "input_global_scale")}),
-        "data_type 'nv_fp'",
-    ),
     "2:4 of llm-compressor": (
         compressed(INT4, None, "marlin-24"),
         of(**{Q: {"weight_packed": torch.zeros(K // 32, 2 * N, dtype=torch.int32)}}),

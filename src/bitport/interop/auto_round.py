@@ -7,7 +7,8 @@
 Files from before May 2025 instead have a ``backend``, the program and kernel they were made for: auto_round:exllamav2,
 auto_round:gptq:exllamav2, auto_round:awq ..
 
-Layers may have their own settings (``extra_config``), keyed by name or regular expression.
+Layers may have their own settings (``extra_config``), keyed by name or regular expression. If ``data_type`` is not
+"int" see :mod:`bitport.interop.auto_round_floats`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
-from bitport.interop import awq, codec, gptq
+from bitport.interop import auto_round_floats, awq, codec, gptq
+from bitport.interop.auto_round_floats import FLOAT8, KEPT, KINDS
 from bitport.interop.checks import Stored
 from bitport.interop.codec import WeightNames, refuse_unknown, setting
 
@@ -30,14 +32,14 @@ GPTQ = {"auto_gptq": "gptq", "gptq": "gptq", "auto_round": "gptq_v2", "gptqmodel
 AWQ = ("auto_awq", "awq")
 OWN = ("bits", "group_size", "sym")
 ROTATIONS = ("rotation_config", "spinquant_config")
-KEPT = 16
-"""The least number of bits that marks a layer as not quantized."""
+FLOATS = ("data_type", "act_bits", "act_data_type", "act_dynamic")
+"""Settings of a layer that have no effect, or one value, where data_type is "int"."""
 
 
 class Reader(codec.Reader):
     known = (
         *("quant_method", "packing_format", "backend", "data_type", "act_bits", "extra_config", "desc_act"),
-        *(*ROTATIONS, *OWN, *gptq.CHOOSING),
+        *(*ROTATIONS, *OWN, *FLOAT8, *gptq.CHOOSING),
     )
     writes_zero_biases = True
 
@@ -48,15 +50,23 @@ class Reader(codec.Reader):
             raise CheckpointError(
                 f"AutoRound with {rotation}: inputs of layers are rotated on each call, which bitport does not do"
             )
-        if (kind := setting(config, "data_type", str, "int")) != "int" or setting(config, "act_bits", int, KEPT) < KEPT:
-            raise CheckpointError(f"AutoRound with data_type {kind!r} or rounded inputs: integer weights are read")
+        kind, rounded = setting(config, "data_type", str, "int"), setting(config, "act_bits", int, KEPT) < KEPT
+        if kind not in ("int", *KINDS) or (kind == "int" and rounded):
+            raise CheckpointError(
+                f"AutoRound with data_type {kind!r}{', and rounded inputs' if rounded else ''}: int without rounded "
+                f"inputs, {', '.join(KINDS)} are read"
+            )
         own = {_pattern(name): said for name, said in setting(config, "extra_config", dict, {}).items()}
-        layers = {pattern: _settings(pattern, said) for pattern, said in own.items()}
+        layers = {pattern: _settings(pattern, said, kind) for pattern, said in own.items()}
         quantized = {pattern: said for pattern, said in layers.items() if said}
+        if kind != "int":
+            self.inner: codec.Reader = auto_round_floats.reader_of(config, quantized, dtype)
+            self.notes = self.inner.notes
+            return
         common = {key: config[key] for key in ("desc_act", *OWN) if key in config}
         if packing in AWQ and not quantized:
             asymmetric = not setting(config, "sym", bool, True)
-            self.inner: codec.Reader = awq.Reader({**common, "version": "gemm", "zero_point": asymmetric}, dtype)
+            self.inner = awq.Reader({**common, "version": "gemm", "zero_point": asymmetric}, dtype)
         elif packing in GPTQ:
             self.inner = gptq.Reader({**common, "checkpoint_format": GPTQ[packing], "dynamic": quantized}, dtype)
         else:
@@ -70,6 +80,9 @@ class Reader(codec.Reader):
 
     def read(self, weight: Stored) -> Tensor:
         return self.inner.read(weight)
+
+    def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:
+        return self.inner.dropped(held)
 
 
 def _of_backend(config: Mapping[str, Any]) -> str:
@@ -87,12 +100,16 @@ def _pattern(name: str) -> str:
     return f"^{re.escape(name)}$" if plain else name
 
 
-def _settings(pattern: str, said: Any) -> dict[str, Any]:
-    """The settings that determine the numbers; empty for a layer that is not quantized."""
+def _settings(pattern: str, said: Any, kind: str) -> dict[str, Any]:
+    """The settings that determine the numbers; empty for a layer that is not quantized. ``kind``: the data_type of
+    layers without settings of their own."""
     own: dict[str, Any] = setting({pattern: said}, pattern, dict)
     if setting(own, "bits", int, 0) >= KEPT:
         return {}
+    what = f"extra_config of {pattern!r}"
+    refuse_unknown(own, (*FLOATS, *OWN, *gptq.CHOOSING), what)
+    if kind != "int":
+        return {key: own[key] for key in (*FLOATS, "bits", "group_size") if own.get(key) is not None}
     if setting(own, "data_type", str, "int") != "int" or setting(own, "act_bits", int, KEPT) < KEPT:
-        raise CheckpointError(f"AutoRound with extra_config {pattern!r}: integer weights are read")
-    refuse_unknown(own, ("data_type", "act_bits", *OWN, *gptq.CHOOSING), f"extra_config of {pattern!r}")
+        raise CheckpointError(f"AutoRound with {what}: integer weights are read, as in the other layers")
     return {key: own[key] for key in OWN if own.get(key) is not None}
