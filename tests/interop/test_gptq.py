@@ -39,6 +39,52 @@ def layer(
     return tensors, (codes - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
 
 
+def planes(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Pack codes along the last axis: 32 at a time, in planes of 4, 2 and 1 bits, the lowest first."""
+    widths = {2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8]}[bits]
+    found = []
+    for block in np.split(codes, codes.shape[-1] // 32, -1):
+        low = 0
+        for width in widths:
+            found.append(words(block >> low & (1 << width) - 1, width))
+            low += width
+    return np.concatenate(found, -1)
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "act-order"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_planes(bits: int, shuffled: bool) -> None:
+    rng = np.random.default_rng(bits)
+    codes, zeros = rng.integers(0, 1 << bits, (64, 96)), rng.integers(0, 1 << bits, (64, 3))
+    scales, group_of = rng.uniform(0.001, 0.1, (64, 3)).astype(np.float16), np.arange(96) // 32
+    if shuffled:
+        group_of = rng.permutation(group_of)
+    tensors = {
+        "m.qweight": torch.from_numpy(planes(codes, bits).T.copy()),
+        "m.qzeros": torch.from_numpy(planes(zeros.T, bits)),
+        "m.scales": torch.from_numpy(scales.T.copy()),
+        "m.g_idx": torch.from_numpy(group_of.astype(np.int32)),
+    }
+    (q,) = read(gptq.Reader(config(bits, 32, checkpoint_format="gptq_p"), torch.float16), tensors).values()
+    value = (codes - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+@pytest.mark.parametrize("role", ["qweight", "qzeros"])
+def test_planes_of_no_whole_words(role: str) -> None:
+    tensors = {
+        "m.qweight": torch.zeros(10, 32, dtype=torch.int32),
+        "m.qzeros": torch.zeros(2, 5, dtype=torch.int32),
+        "m.scales": torch.ones(2, 32, dtype=torch.float16),
+    }
+    made = gptq.Reader(config(5, 32, checkpoint_format="gptq_p"), torch.float16)
+    assert len(read(made, tensors)) == 1
+    shorter = tensors[f"m.{role}"][:9] if role == "qweight" else tensors["m.qzeros"][:, :4]
+    for damaged in (shorter.contiguous(), tensors[f"m.{role}"].to(torch.int64)):
+        with pytest.raises(CheckpointError, match="32 codes of 5 bits are 5 words of int32 in planes"):
+            read(made, {**tensors, f"m.{role}": damaged})
+
+
 def config(bits: int, group: int, **more: object) -> dict[str, object]:
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": False, **more}
 
@@ -144,7 +190,7 @@ def written(q: QTensor, writer: gptq.Writer) -> dict[str, Tensor]:
 @pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "act-order"])
 @pytest.mark.parametrize("bits", gptq.BITS)
 def test_what_is_written_is_what_was_read(bits: int, shuffled: bool, writer: type[gptq.Writer]) -> None:
-    less = gptq.STORED_LESS[writer.name]
+    less = gptq.FORMS[writer.name].less
     tensors, _ = layer(64, 96, bits, 32, less=less, shuffled=shuffled)
     (q,) = read(gptq.Reader(config(bits, 32, checkpoint_format=writer.name), torch.float16), tensors).values()
     made = writer()

@@ -16,17 +16,19 @@ from .files import read
 pytestmark = pytest.mark.peers
 kernels = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch", reason="needs GPTQModel: pip install gptqmodel")
 model = pytest.importorskip("gptqmodel.utils.model")
+formats = pytest.importorskip("gptqmodel.quantization.config").FORMAT
 
 N, K, GROUP = 64, 128, 32
 NAMES = ("qweight", "qzeros", "scales", "g_idx")
 
 
-def empty(bits: int, *, symmetric: bool, shuffled: bool) -> Any:
-    settings = {"bits": bits, "group_size": GROUP, "sym": symmetric, "desc_act": shuffled}
+def empty(bits: int, *, symmetric: bool, shuffled: bool, planar: bool = False) -> Any:
+    settings = {"format": formats.GPTQ_P} if planar else {}
+    settings |= {"bits": bits, "group_size": GROUP, "sym": symmetric, "desc_act": shuffled}
     return kernels.TorchLinear(**settings, in_features=K, out_features=N, bias=False).eval()
 
 
-def packed(bits: int, *, symmetric: bool, shuffled: bool) -> Any:
+def packed(bits: int, *, symmetric: bool, shuffled: bool, planar: bool = False) -> Any:
     """A GPTQModel layer with random numbers, each a code times a scale."""
     draw = torch.Generator().manual_seed(bits)
     midpoint = 1 << (bits - 1)
@@ -40,7 +42,7 @@ def packed(bits: int, *, symmetric: bool, shuffled: bool) -> Any:
     codes = torch.randint(1 << bits, (N, K), generator=draw)
     linear = nn.Linear(K, N, bias=False)
     linear.weight.data = (codes - zeros[:, group_of.long()]) * scales[:, group_of.long()]
-    layer = empty(bits, symmetric=symmetric, shuffled=shuffled)
+    layer = empty(bits, symmetric=symmetric, shuffled=shuffled, planar=planar)
     layer.pack_original(linear, scales, zeros.float(), group_of)
     return layer
 
@@ -49,12 +51,11 @@ def tensors(layer: Any) -> dict[str, Tensor]:
     return {f"m.{name}": getattr(layer, name).clone() for name in NAMES}
 
 
-@pytest.mark.parametrize("kind", gptq.STORED_LESS)
+@pytest.mark.parametrize(("kind", "bits"), [(kind, bits) for kind, form in gptq.FORMS.items() for bits in form.bits])
 @pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "act-order"])
 @pytest.mark.parametrize("symmetric", [False, True], ids=["asym", "sym"])
-@pytest.mark.parametrize("bits", gptq.BITS)
 def test_their_files(bits: int, symmetric: bool, shuffled: bool, kind: str) -> None:
-    layer = packed(bits, symmetric=symmetric, shuffled=shuffled)
+    layer = packed(bits, symmetric=symmetric, shuffled=shuffled, planar=gptq.FORMS[kind].planar)
     value = layer.dequantize_weight().T
     if kind == "gptq":
         layer = model.convert_gptq_v2_to_v1_format_module(layer, quantize_config=_settings(bits, symmetric)) or layer

@@ -5,7 +5,8 @@
 
     value[n, k] = (code - zero) * scale, both of group g_idx[k]
 
-The original format (``checkpoint_format: gptq``) stores zero points minus 1; ``gptq_v2`` stores them unchanged.
+The original format (``checkpoint_format: gptq``) stores zero points minus 1; ``gptq_v2`` stores them unchanged, and so
+does ``gptq_p``, of 2 to 8 bits, in which both lie in planes (:func:`bitport.interop.words.of_planes`).
 GPTQModel (``meta: {quantizer: [gptqmodel:..]}``) subtracts from whole words, so that a zero point of 0 borrows from the
 next one; with 3 bits each is decremented separately, and 0 becomes 7. In files of other programs the largest number
 means 2^b. If g_idx does not ascend ("act-order"), the columns of a group are not contiguous: bitport stores them sorted
@@ -27,15 +28,13 @@ from bitport.interop import codec
 from bitport.interop.checks import Stored
 from bitport.interop.codec import Described, WeightNames, exactly, grouped, kind_of, order_of, refuse_unknown, setting
 from bitport.interop.shifts import of_zero_points, zero_points
-from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
+from bitport.interop.words import PLANES, from_codes, from_stream, of_planes, to_codes, to_stream
 from bitport.numerics.format import LONGEST_BLOCK
 from bitport.numerics.packing import pack_bits, unpack_bits
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
 BITS = (2, 3, 4, 8)
-PLANAR = "codes of 5 to 7 bits lie in planes there"
-STORED_LESS = {"gptq": 1, "gptq_v2": 0}
 """checkpoint_format -> how much is subtracted from stored zero points."""
 CHOOSING = (
     *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "act_group_aware", "hyb_act", "mse"),
@@ -58,6 +57,19 @@ USUAL = {"data_type": "int", "act_bits": 16, "pack_dtype": "int32"}
 OF_LAYERS = ("bits", "group_size", "sym", "desc_act")
 
 
+class Form(NamedTuple):
+    bits: tuple[int, ...]
+    """The numbers of bits that a code may have."""
+    less: int
+    """What zero points are stored less."""
+    planar: bool = False
+    """Whether codes lie in planes."""
+
+
+FORMS = {"gptq": Form(BITS, 1), "gptq_v2": Form(BITS, 0), "gptq_p": Form(tuple(PLANES), 0, planar=True)}
+"""By checkpoint_format."""
+
+
 class Settings(NamedTuple):
     bits: int
     group: int
@@ -67,10 +79,13 @@ class Settings(NamedTuple):
     """Whether the columns of a group may be scattered."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Settings:
+    def of(cls, config: Mapping[str, Any], known: tuple[int, ...]) -> Settings:
+        """``known``: the numbers of bits that are read."""
         bits, group = setting(config, "bits", int), setting(config, "group_size", int)
-        if bits not in BITS:
-            raise CheckpointError(f"GPTQ with bits={bits}: {', '.join(map(str, BITS))} are read; {PLANAR}")
+        if bits not in known:
+            raise CheckpointError(
+                f"GPTQ with bits={bits}: {', '.join(map(str, known))} are read (5 to 7 in the format gptq_p)"
+            )
         if not 1 <= group < LONGEST_BLOCK and group != -1:
             raise CheckpointError(
                 f"GPTQ with group_size={group}: must be at least 1 and below 2^31, or -1 for one group a row"
@@ -117,8 +132,8 @@ class Reader(codec.Reader):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         said = setting(config, "checkpoint_format", str, setting(config, "format", str, "gptq"))
-        if said not in STORED_LESS or setting(config, "is_marlin_format", bool, False):
-            raise CheckpointError(f"GPTQ in the format {said!r} (or Marlin's): {', '.join(STORED_LESS)} are read")
+        if said not in FORMS or setting(config, "is_marlin_format", bool, False):
+            raise CheckpointError(f"GPTQ in the format {said!r} (or Marlin's): {', '.join(FORMS)} are read")
         if rotation := config.get("rotation"):
             raise CheckpointError(
                 f"GPTQ with rotation {rotation!r}: inputs of layers are rotated on each call, which bitport does not do"
@@ -127,10 +142,12 @@ class Reader(codec.Reader):
             self.notes.append(
                 "activation: inputs are rounded to floats of 8 or 4 bits there, and used as they are here"
             )
-        self.less = STORED_LESS[said]
-        self.wraps = self.less > 0 and "gptqmodel:" in str(setting(config, "meta", dict, {}).get("quantizer")).lower()
+        self.form = FORMS[said]
+        self.wraps = (
+            self.form.less > 0 and "gptqmodel:" in str(setting(config, "meta", dict, {}).get("quantizer")).lower()
+        )
         self.overrides = Overrides(config)
-        self.common = Settings.of(config)
+        self.common = Settings.of(config, self.form.bits)
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         found = grouped(held, "qweight", ("qzeros", "scales"), ("g_idx",))
@@ -154,7 +171,10 @@ class Reader(codec.Reader):
             )
         if zero.numel() and int(zero.max()) > 255:
             raise CheckpointError(f"{weight.names['qzeros']} has the zero point 256: 8 bits end at 255")
-        stream = to_stream(qweight.t(), k, its.bits)
+        if self.form.planar:
+            stream = pack_bits(of_planes(qweight.t(), its.bits), its.bits)
+        else:
+            stream = to_stream(qweight.t(), k, its.bits)
         perm = self._order(weight, k, its)
         if perm is not None:
             stream = pack_bits(unpack_bits(stream, its.bits, k)[:, perm.long()], its.bits)
@@ -174,15 +194,17 @@ class Reader(codec.Reader):
 
     def _zero(self, qzeros: Tensor, n: int, bits: int) -> Tensor:
         """int16 [groups, n]"""
+        if self.form.planar:
+            return of_planes(qzeros, bits).to(torch.int16)
         highest = (1 << bits) - 1
         if self.wraps and 32 % bits == 0 and qzeros.dtype == torch.int32:
             return to_codes(qzeros + 0xFFFFFFFF // highest, n, bits).to(torch.int16)
-        zero = to_codes(qzeros, n, bits).to(torch.int16) + self.less
+        zero = to_codes(qzeros, n, bits).to(torch.int16) + self.form.less
         return zero & highest if self.wraps else zero
 
     def _settings(self, module: str) -> Settings:
         own = self.overrides.of(module)
-        return Settings.of({**self.config, **own}) if own else self.common
+        return Settings.of({**self.config, **own}, self.form.bits) if own else self.common
 
 
 class Writer(codec.Writer):
@@ -219,7 +241,7 @@ class Writer(codec.Writer):
             stream = pack_bits(torch.empty_like(codes).index_copy(1, order, codes), bits)
             group_of = torch.empty_like(group_of).index_copy(0, order, group_of)
         zero = zero_points(q).to(torch.uint8)
-        less = STORED_LESS[self.name]
+        less = FORMS[self.name].less
         low, high = int(zero.min()), int(zero.max())
         if low < less or high - less >= 1 << bits:
             raise ArgumentError(

@@ -20,7 +20,7 @@ def to_stream(words: Tensor, k: int, bits: int) -> Tensor:
         raise CheckpointError(
             f"{k} codes of {bits} bits are {word_count(k, bits)} words of int32, not {words.dtype} {list(words.shape)}"
         )
-    stream = words.flatten().view(torch.uint8).reshape(*words.shape[:-1], 4 * words.shape[-1])
+    stream = words.flatten().contiguous().view(torch.uint8).reshape(*words.shape[:-1], 4 * words.shape[-1])
     return stream[..., : packed_size(k, bits)].contiguous()
 
 
@@ -40,6 +40,29 @@ def to_codes(words: Tensor, k: int, bits: int) -> Tensor:
 def from_codes(codes: Tensor, bits: int) -> Tensor:
     """Convert uint8 codes [.., k] to int32 [.., words]."""
     return from_stream(pack_bits(codes, bits), codes.shape[-1], bits)
+
+
+PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
+"""Bits of a code -> how many of them lie in each plane, the lowest first."""
+
+
+def of_planes(words: Tensor, bits: int) -> Tensor:
+    """Convert int32 [.., words] to uint8 codes, of which 32 take ``bits`` words: those of the first plane, then the
+    next, so that no part of a code crosses a word boundary. With 5 bits::
+
+        word 0..3    bits 3 2 1 0 of codes 0..7, 8..15, 16..23, 24..31
+        word 4       bit 4 of codes 0..31
+    """
+    if words.dtype != torch.int32 or words.shape[-1] % bits:
+        raise CheckpointError(
+            f"32 codes of {bits} bits are {bits} words of int32 in planes, not {words.dtype} {list(words.shape)}"
+        )
+    blocks, low = words.unflatten(-1, (-1, bits)), 0
+    codes = torch.zeros(*blocks.shape[:-1], 32, dtype=torch.uint8)
+    for width, plane in zip(PLANES[bits], blocks.split(PLANES[bits], -1), strict=True):
+        codes |= to_codes(plane, 32, width) << low
+        low += width
+    return codes.flatten(-2)
 
 
 def word_count(k: int, bits: int) -> int:
