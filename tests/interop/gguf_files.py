@@ -36,6 +36,8 @@ NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3mo
     "mistral": "llama",
     "mixtral": "llama",
     "ministral3": "mistral3",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 """model_type in transformers -> architecture in llama.cpp, where they differ."""
 HALF_LAST = ("Q6_K", "Q3_K", "TQ1_0", "TQ2_0")
@@ -45,6 +47,18 @@ HALF_LAST = ("Q6_K", "Q3_K", "TQ1_0", "TQ2_0")
 PLAIN = {"Q1_0": (128, 18), "Q2_0": (64, 18), "PQ2_0": (128, 34)}
 """Types that the library does not decode -> (elements, bytes) of a block: d, and codes that follow each other."""
 
+LINEAR = {
+    "in_proj_qkv.weight": "attn_qkv.weight",
+    "in_proj_z.weight": "attn_gate.weight",
+    "in_proj_a.weight": "ssm_alpha.weight",
+    "in_proj_b.weight": "ssm_beta.weight",
+    "conv1d.weight": "ssm_conv1d.weight",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "norm.weight": "ssm_norm.weight",
+    "out_proj.weight": "ssm_out.weight",
+}
+"""Tensors of linear attention in transformers -> in a file."""
 LLAMAS = ("llama", "smollm3", "granite", "mistral3")
 """Architectures in which the rows of q and k are reordered."""
 NUMBERS = {
@@ -163,7 +177,9 @@ def write(
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
         if name in LLAMAS and heads:
             value.copy_(restored(add(target, permuted(value, heads)), heads))
-        elif "gemma" in name and key.endswith("norm.weight"):
+        elif ".linear_attn." in key:
+            _linear(key, value, config, add)
+        elif name.startswith(("gemma", "qwen35")) and key.endswith("norm.weight"):
             value.copy_(add(target, value + 1) - 1)
         else:
             one_row = squeezed and stem.endswith("shared_expert_gate")
@@ -175,6 +191,30 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def of_linear(key: str, value: Tensor, config: Any) -> tuple[str, Tensor]:
+    """(name in the file, the tensor there, but for A_log in the same numbers) of one of linear attention: llama.cpp's
+    converter puts the first head of values of every head of keys first, then the second of each .."""
+    block, last = re.search(r"\d+", key)[0], key.partition(".linear_attn.")[2]  # type: ignore[index]
+    value = value.squeeze(1) if last == "conv1d.weight" else value
+    if last != "norm.weight":
+        keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+        axis = 1 if last == "out_proj.weight" else 0
+        start = 2 * keys * config.linear_key_head_dim if last in ("in_proj_qkv.weight", "conv1d.weight") else 0
+        heads = [group * (values // keys) + each for each in range(values // keys) for group in range(keys)]
+        width = (value.shape[axis] - start) // values
+        order = [*range(start), *(start + head * width + at for head in heads for at in range(width))]
+        value = value.index_select(axis, torch.tensor(order))
+    return f"blk.{block}.{LINEAR[last]}", value.contiguous()
+
+
+def _linear(key: str, value: Tensor, config: Any, add: Any) -> None:
+    """Write a tensor of linear attention, and replace it with the value in the file."""
+    target, places = of_linear(key, torch.arange(value.numel()).reshape(value.shape), config)
+    stored = value.flatten()[places]
+    stored = add(target, -stored.exp()).neg().log() if key.endswith("A_log") else add(target, stored)
+    value.view(-1)[places.flatten()] = stored.flatten()
 
 
 def experts(key: str, value: Tensor, architecture: str) -> dict[str, Tensor]:
@@ -220,7 +260,6 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         "context_length": (config.max_position_embeddings, whole),
         "embedding_length": (config.hidden_size, whole),
         "block_count": (config.num_hidden_layers, whole),
-        "feed_forward_length": (config.intermediate_size, whole),
         "attention.head_count": (config.num_attention_heads, whole),
         "attention.head_count_kv": (config.num_key_value_heads, whole),
         "rope.freq_base": (rope["rope_theta"], real),
@@ -231,6 +270,19 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
     for key, setting in NUMBERS.items():
         if hasattr(config, key):
             found[setting] = (getattr(config, key), real)
+    if hasattr(config, "intermediate_size"):
+        found["feed_forward_length"] = (config.intermediate_size, whole)
+    if name.startswith("qwen35"):
+        values = config.linear_num_value_heads
+        found |= {
+            "ssm.conv_kernel": (config.linear_conv_kernel_dim, whole),
+            "ssm.state_size": (config.linear_key_head_dim, whole),
+            "ssm.group_count": (config.linear_num_key_heads, whole),
+            "ssm.time_step_rank": (values, whole),
+            "ssm.inner_size": (values * config.linear_value_head_dim, whole),
+            "full_attention_interval": (config.layer_types.index("full_attention") + 1, whole),
+            "rope.dimension_sections": ([*rope["mrope_section"], 0], array),
+        }
     if name in (*LLAMAS, "cohere2"):
         found["vocab_size"] = (config.vocab_size, whole)
     if ("gemma" in name and name != "gemma") or name in ("gpt-oss", "cohere2"):
@@ -242,9 +294,9 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         found["expert_count"] = (config.num_experts, whole)
         found["expert_used_count"] = (config.num_experts_per_tok, whole)
     if "moe" in name or name == "gpt-oss":
-        size = getattr(config, "moe_intermediate_size", config.intermediate_size)
+        size = config.intermediate_size if name == "gpt-oss" else config.moe_intermediate_size
         found["expert_feed_forward_length"] = (size, whole)
-    if name == "qwen2moe":
+    if name in ("qwen2moe", "qwen35moe"):
         found["expert_shared_feed_forward_length"] = (config.shared_expert_intermediate_size, whole)
     if rope["rope_type"] == "yarn":
         found["rope.scaling.type"] = ("yarn", text)

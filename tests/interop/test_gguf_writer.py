@@ -25,7 +25,7 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .files import edited
-from .gguf_files import LLAMAS, NAMES, experts, gguf, model_of, permuted, settings
+from .gguf_files import LLAMAS, NAMES, experts, gguf, model_of, of_linear, permuted, settings
 from .test_gguf import (
     EXPERTS,
     GEMMA,
@@ -140,10 +140,14 @@ def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
             leaf = {"w1": "gate", "w2": "down", "w3": "up"}.get(leaf, leaf)
             stacked.setdefault(f"blk.{block}.ffn_{leaf}_exps.weight", []).append(value)
             continue
+        if ".linear_attn." in name:
+            target, value = of_linear(name, value, config)
+            assert_equal(found, target, -value.double().exp().float() if name.endswith("A_log") else value)
+            continue
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
         if heads and architecture in LLAMAS:
             value = permuted(value, heads)
-        if "gemma" in architecture and name.endswith("norm.weight"):
+        if architecture.startswith(("gemma", "qwen35")) and name.endswith("norm.weight"):
             value = value + 1
         target = f"{names.get_name(name)}.weight" if kind == "sinks" else f"{names.get_name(stem)}.{kind}"
         assert_equal(found, target, value.squeeze(0))
@@ -177,7 +181,7 @@ def assert_says(path: Path, model: Any) -> None:
     for key, (value, kind) in settings(model, name).items():
         if not key.startswith("tokenizer"):
             assert found[key] == pytest.approx(value, rel=1e-7), key
-            assert fields[key].types == [kind], key
+            assert fields[key].types[0] == kind, key
     assert found["general.architecture"] == name
     assert found["tokenizer.ggml.bos_token_id"] == 258
     assert len(found["tokenizer.ggml.tokens"]) == 288

@@ -1,15 +1,8 @@
 """The supported architectures of GGUF files: names of modules in transformers, by those in llama.cpp.
 
-The files hold what llama.cpp computes with, which differs from the model of transformers in the following ways. Rows of
-attn_q and attn_k, in ``llama`` and its derivatives: llama.cpp rotates adjacent rows of a head by one angle,
-transformers a row of its first half and one of its second. For a head of 8 rows:
-
-    file            0 4 1 5 2 6 3 7
-    transformers    0 1 2 3 4 5 6 7
-
-Norms of ``gemma`` multiply by the weight in the file, but by 1 + weight in transformers. Experts of ``gpt-oss``: gate
-and up projections, two stacks [experts, N, K] in the file, are one [experts, K, 2 N] in transformers, with interleaved
-columns.
+The files hold what llama.cpp computes with, which differs from the model of transformers in the order of rows, and in
+more (:mod:`bitport.interop.gguf.changes`). Experts of ``gpt-oss``: gate and up projections, two stacks [experts, N, K]
+in the file, are one [experts, K, 2 N] in transformers, with interleaved columns.
 """
 
 from __future__ import annotations
@@ -30,6 +23,17 @@ ATTENTION = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+}
+LINEAR = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
@@ -52,6 +56,11 @@ EXPERTS = {
     "mlp.experts.down_proj": ("ffn_down_exps",),
 }
 """Parameter -> the tensors whose rows it concatenates."""
+HYBRID = {
+    "linear_attention": tuple(LINEAR),
+    "full_attention": (*(leaf for leaf in ATTENTION if leaf != "attn_norm"), *HEAD_NORMS),
+}
+"""Type of a layer -> the tensors that layers of other types do not have."""
 BIASES = {"attention_bias": "self_attn.q_proj", "mlp_bias": "mlp.up_proj"}
 
 
@@ -80,11 +89,15 @@ class Architecture:
     """Tensors whose bias llama.cpp requires."""
     file: str = ""
     """The name in a file, if another architecture has that name here."""
+    of_layers: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Type of a layer (layer_types) -> the tensors that layers of other types do not have."""
+    dense: bool = True
+    """Whether it has MLPs without experts, and so must have an intermediate_size."""
     older: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Parts of older tensor names in files of transformers -> the current ones."""
 
     def config(self, settings: Settings) -> dict[str, Any]:
-        return config_of(self.classname, self.model_type, self.epsilon, self.special, settings)
+        return config_of(self.classname, self.model_type, self.epsilon, self.special, settings, dense=self.dense)
 
     def has_biases(self, modules: Collection[str]) -> dict[str, bool]:
         """The bias keys for config.json. ``modules``: those of the first block that have a bias."""
@@ -125,6 +138,31 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.qwen3moe,
         stacked=EXPERTS,
         more=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    ),
+    "qwen35": Architecture(
+        "Qwen3_5ForCausalLM",
+        "qwen3_5_text",
+        {**ATTENTION, **HEAD_NORMS, **LINEAR, "post_attention_norm": "post_attention_layernorm", **MLP},
+        specials.qwen35,
+        norms_less_one=True,
+        more=specials.LINEAR,
+        of_layers=HYBRID,
+        biases={},
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        {
+            **{**ATTENTION, **HEAD_NORMS, **LINEAR, "post_attention_norm": "post_attention_layernorm"},
+            **{**ROUTED, **SHARED},
+        },
+        specials.qwen35moe,
+        norms_less_one=True,
+        stacked=EXPERTS,
+        more=(*specials.LINEAR, *specials.EXPERTS),
+        of_layers=HYBRID,
+        dense=False,
+        biases={},
     ),
     "gpt-oss": Architecture(
         "GptOssForCausalLM",

@@ -41,6 +41,10 @@ KEYS = {
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
 }
 """Key of config.json -> the equivalent setting."""
 EPSILONS = ("rms_norm_eps", "norm_epsilon", "layer_norm_eps")
@@ -92,12 +96,22 @@ class Settings:
         yield from self.vectors
 
 
+def predicting(settings: Settings) -> int:
+    """How many of the layers, the last ones, predict tokens after the next: models of transformers have none."""
+    count: int = settings.get("nextn_predict_layers", (int,), 0)
+    if not 0 <= count < settings.whole(KEYS["num_hidden_layers"], most=MOST_LAYERS):
+        raise CheckpointError(f"{settings.architecture}.nextn_predict_layers is {count}, which leaves no layer")
+    return count
+
+
 def config_of(
     classname: str,
     model_type: str,
     epsilon: str,
     special: Callable[[Settings, dict[str, Any]], None],
     settings: Settings,
+    *,
+    dense: bool,
 ) -> dict[str, Any]:
     hidden = settings.whole(KEYS["hidden_size"])
     heads = settings.whole(KEYS["num_attention_heads"], most=hidden)
@@ -108,7 +122,7 @@ def config_of(
         "architectures": [classname],
         "model_type": model_type,
         "hidden_size": hidden,
-        "intermediate_size": settings.whole(KEYS["intermediate_size"]),
+        "intermediate_size": settings.whole(KEYS["intermediate_size"], ... if dense else None),
         "num_hidden_layers": settings.whole(KEYS["num_hidden_layers"], most=MOST_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": settings.whole(KEYS["num_key_value_heads"], heads),
@@ -117,6 +131,8 @@ def config_of(
         epsilon: settings.real(KEYS[epsilon]),
         "rope_parameters": _rope(settings),
     }
+    if config["intermediate_size"] is None:
+        del config["intermediate_size"]
     special(settings, config)
     turned = settings.whole("rope.dimension_count", head)
     if turned != head and "partial_rotary_factor" not in config["rope_parameters"]:

@@ -11,18 +11,19 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.gguf.architectures import OUTSIDE, Architecture
+from bitport.interop.gguf.changes import DECAY, NONE, ONES, PLAIN_NORMS, WIDE, Change, orders
 from bitport.interop.gguf.header import GgufTensor
 
 CONFIGURING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are part of the configuration."""
-BARE = ("self_attn.sinks",)
-"""Parameters that are not the weight of a module; in files they are."""
-SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp")
+BARE = {"self_attn.sinks": "weight", "linear_attn.A_log": "", "linear_attn.dt_bias": "bias"}
+"""Parameters that are not the weight of a module -> what ends their names in a file."""
+SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d")
 """Matrices that llama.cpp stores in float32, like vectors."""
-ONE_ROW = ("ffn_gate_inp_shexp",)
-"""Matrices of one row, which are vectors in a file."""
 SCALE, OF_INPUTS = "scale", "input_scale"
 """Tensors next to an NVFP4 weight, with one number or one per expert: factors of the weight, and of float4 inputs."""
+KINDS = ("weight", "bias", SCALE, OF_INPUTS)
+"""What ends the names of tensors; the decay of linear attention has none of them."""
 TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 """A stack into which llama.cpp's converter can concatenate two."""
 ONE_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.weight")
@@ -35,15 +36,11 @@ class Piece(NamedTuple):
 
     name: str
     stored: tuple[GgufTensor, ...]
-    heads: int = 0
-    """The number of heads whose rows must be reordered; 0: none."""
-    less_one: bool = False
+    change: Change = NONE
     in_turn: bool = False
     """Whether the rows of ``stored`` are interleaved."""
     transposed: bool = False
     """Whether it is [.., K, N], from rows [.., N, K]."""
-    one_row: bool = False
-    """Whether it is [1, K]."""
     scales: tuple[GgufTensor, ...] = ()
     """The separate scale of each of ``stored``, if there are any."""
 
@@ -54,11 +51,9 @@ class TensorPlace(NamedTuple):
 
     names: tuple[str, ...]
     dimensions: int
-    heads: int = 0
-    less_one: bool = False
+    change: Change = NONE
     in_turn: bool = False
     transposed: bool = False
-    one_row: bool = False
     part: int | None = None
     single: bool = False
 
@@ -70,15 +65,18 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
         if name in CONFIGURING:
             continue
         module, _, kind = name.rpartition(".")
+        if kind not in KINDS:
+            module, kind = name, ""
         if kind in (SCALE, OF_INPUTS):
             _check_scaled(name, tensors.get(f"{module}.weight"))
             continue
         block, leaf = re.fullmatch(r"(?s)(?:blk\.(0|[1-9]\d{0,5})\.)?(.*)", module).groups()  # type: ignore[union-attr]
         parameter, leaves = _stack(its, leaf)
         path = parameter or (its.names if block else OUTSIDE).get(leaf)
-        inside = not block or int(block) < config["num_hidden_layers"]
-        biased = bool(its.biases) and path not in BARE and (its.in_turn or not parameter)
-        known = (kind == "weight" or (kind == "bias" and biased)) and not (its.tied and leaf == "output")
+        inside = not block or (int(block) < config["num_hidden_layers"] and _in_layer(its, leaf, config, int(block)))
+        biased = bool(its.biases) and (its.in_turn or not parameter)
+        known = kind == BARE[path] if path in BARE else kind == "weight" or (kind == "bias" and biased)
+        known = known and not (its.tied and leaf == "output")
         if path is None or not known or not inside:
             raise CheckpointError(
                 f"{name}: a {config['model_type']} of {config['num_hidden_layers']} layers has no such"
@@ -98,8 +96,7 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
             found[whole] = Piece(whole, rows, in_turn=its.in_turn, transposed=turned, scales=scales)
             continue
         whole = whole if path in BARE else f"{whole}.{kind}"
-        changed, scales = _changed(its, leaf, kind, config), _scales([name], tensors)
-        found[whole] = Piece(whole, (stored,), *changed, one_row=leaf in ONE_ROW, scales=scales)
+        found[whole] = Piece(whole, (stored,), _change(its, leaf, kind, config), scales=_scales([name], tensors))
     return list(found.values())
 
 
@@ -133,10 +130,17 @@ def _scales(weights: list[str], tensors: Mapping[str, GgufTensor]) -> tuple[Gguf
     return tuple(found)
 
 
-def _changed(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) -> tuple[int, bool]:
-    """(heads, less_one): see Piece."""
+def _change(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) -> Change:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(leaf, 0)
-    return heads if its.interleaved else 0, its.norms_less_one and leaf.endswith("norm") and kind == "weight"
+    norm = its.norms_less_one and leaf.endswith("norm") and leaf not in PLAIN_NORMS and kind == "weight"
+    rows, columns = orders(leaf, config)
+    return Change(heads if its.interleaved else 0, norm, ONES.get(leaf), rows, columns, leaf == DECAY, leaf in WIDE)
+
+
+def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: int) -> bool:
+    """Whether layer ``block`` is of a type that has ``leaf``."""
+    kinds = [kind for kind, leaves in its.of_layers.items() if leaf in leaves]
+    return not kinds or config["layer_types"][block] in kinds
 
 
 def experts_of(config: Mapping[str, Any]) -> int:
@@ -148,9 +152,15 @@ def places(its: Architecture, names: Collection[str], config: Mapping[str, Any])
     """The inverse of pieces(), by names of the model's tensors; ArgumentError for one that has no place in a file, and
     if one that llama.cpp requires is missing."""
     found = {name: place for name in names if (place := _place(its, name, config))}
-    leaves = [f"{leaf}.weight" for leaf in (*its.names, *(leaf for each in its.stacked.values() for leaf in each))]
-    leaves += [f"{leaf}.bias" for leaf in its.biased if leaf not in OUTSIDE]
-    wanted = [f"blk.{block}.{leaf}" for block in range(config["num_hidden_layers"]) for leaf in leaves]
+    leaves = {leaf: BARE.get(path, "weight") for leaf, path in its.names.items()}
+    leaves |= dict.fromkeys((leaf for each in its.stacked.values() for leaf in each), "weight")
+    both = [*leaves.items(), *((leaf, "bias") for leaf in its.biased if leaf not in OUTSIDE)]
+    wanted = [
+        _named(f"blk.{block}.{leaf}", kind)
+        for block in range(config["num_hidden_layers"])
+        for leaf, kind in both
+        if _in_layer(its, leaf, config, block)
+    ]
     wanted += ["token_embd.weight", "output_norm.weight"]
     wanted += [f"{leaf}.bias" for leaf in its.biased if leaf in OUTSIDE]
     there = {name for place in found.values() for name in place.names}
@@ -176,26 +186,26 @@ def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPla
     expert = ONE_EXPERT.fullmatch(parameter) if inside and its.stacked else None
     if expert and int(expert[1]) < experts_of(config):
         return TensorPlace((f"{prefix}ffn_{expert[2]}_exps.weight",), 3, part=int(expert[1]))
-    module, _, kind = (parameter, "", "weight") if parameter in BARE else parameter.rpartition(".")
+    module, _, kind = (parameter, "", BARE[parameter]) if parameter in BARE else parameter.rpartition(".")
     leaf = next((leaf for leaf, path in (its.names if inside else OUTSIDE).items() if path == module), None)
     kinds = ("weight", "bias") if its.biases else ("weight",)
-    if leaf is None or kind not in kinds or (its.tied and leaf == "output") or (module in BARE and module != parameter):
+    bare = module in BARE
+    if (
+        leaf is None
+        or (kind not in kinds and not bare)
+        or (its.tied and leaf == "output")
+        or (bare and module != parameter)
+    ):
         return None
-    one_row = leaf in ONE_ROW
-    dimensions = 1 if kind == "bias" or module in BARE or one_row or leaf.endswith("norm") else 2
-    changed = _changed(its, leaf, kind, config)
-    single = dimensions == 1 or leaf in SINGLE
-    return TensorPlace((f"{prefix}{leaf}.{kind}",), dimensions, *changed, one_row=one_row, single=single)
+    if inside and not _in_layer(its, leaf, config, int(inside[1])):
+        return None
+    change = _change(its, leaf, kind, config)
+    vector = kind == "bias" or bare or change.one == 0 or leaf.endswith("norm")
+    return TensorPlace((_named(prefix + leaf, kind),), 1 if vector else 2, change, single=vector or leaf in SINGLE)
 
 
-def in_order(rows: Tensor, heads: int) -> Tensor:
-    """Reorder ``rows`` [N, ..] of attn_q or attn_k as in transformers."""
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def interleaved(rows: Tensor, heads: int) -> Tensor:
-    """The inverse of :func:`in_order`."""
-    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+def _named(stem: str, kind: str) -> str:
+    return f"{stem}.{kind}" if kind else stem
 
 
 def together(stacks: list[Tensor], in_turn: bool) -> Tensor:

@@ -14,19 +14,25 @@ import torch
 from bitport.errors import ArgumentError
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.header import shortest
-from bitport.interop.gguf.special import SCALES, layer_types, with_rope
+from bitport.interop.gguf.special import LINEAR, SCALES, hybrid_types, layer_types, with_rope
 
 MOST = 1 << 24
-OWN_HEADS = ("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "mistral3", "glm4", "seed_oss", "ernie4_5")
+HYBRID = ("qwen35", "qwen35moe")
+OWN_HEADS = ("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "mistral3", "glm4", "seed_oss", "ernie4_5", *HYBRID)
 """Architectures for which head_dim does not default to hidden size / heads: config.json must have it."""
-FEWER = ("mixtral", "qwen2moe", "gpt-oss", "smollm3", "mistral3", "glm4", "seed_oss", "ernie4_5", "starcoder2")
+FEWER = (
+    *("mixtral", "qwen2moe", "gpt-oss", "smollm3", "mistral3", "glm4", "seed_oss", "ernie4_5", "starcoder2"),
+    *HYBRID,
+)
 """Architectures whose num_key_value_heads does not default to the number of heads."""
 WINDOWS = {"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "cohere2": 4}
 """The default period of layers with full attention."""
 THETA = {"gpt-oss": 150000.0, "mixtral": 1e6, "gemma3": 1e6, "smollm3": 2e6, "ernie4_5": 5e5}
 """The default rope_theta, if it is not 10000."""
-TURNED = {"phi3": 1.0, "glm4": 0.5}
+TURNED = {"phi3": 1.0, "glm4": 0.5, **dict.fromkeys(HYBRID, 0.25)}
 """Architectures with partial rotary embeddings -> the default fraction."""
+POSITIONS = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+"""The default rotary settings of HYBRID, for positions of three parts."""
 USUAL: dict[str, dict[str, Any]] = {
     "yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True},
     "default": {"partial_rotary_factor": 1.0},
@@ -60,6 +66,13 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         _default(wanted, "sliding_window_pattern", WINDOWS[name])
         _check(wanted, "sliding_window_pattern")
         wanted["layer_types"] = layer_types(wanted["num_hidden_layers"], wanted["sliding_window_pattern"])
+    if name in HYBRID and wanted.get("layer_types") is None:
+        _default(wanted, "full_attention_interval", 4)
+        _check(wanted, "full_attention_interval")
+        wanted["layer_types"] = hybrid_types(wanted["num_hidden_layers"], wanted["full_attention_interval"])
+    if name in HYBRID:
+        for key in (*LINEAR, "linear_value_head_dim"):
+            _check(wanted, key)
     if name == "smollm3" and wanted.get("no_rope_layers") is None:
         _default(wanted, "no_rope_layer_interval", 4)
         _check(wanted, "no_rope_layer_interval")
@@ -109,6 +122,8 @@ def _one_rope(name: str, said: Mapping[str, Any], wanted: Mapping[str, Any], par
     if name in TURNED:
         rope["partial_rotary_factor"] = rope.get("partial_rotary_factor", TURNED[name] if partial is None else partial)
         usual = {key: value for key, value in usual.items() if key != "partial_rotary_factor"}
+    if name in HYBRID:
+        rope = {**POSITIONS, **rope}
     if name == "mistral3" and rope.get("max_position_embeddings") == wanted["max_position_embeddings"]:
         del rope["max_position_embeddings"]
     if kind == "longrope":

@@ -17,7 +17,7 @@ from bitport.interop.gguf.architectures import ARCHITECTURES, Architecture
 from bitport.interop.gguf.config import EPSILONS, KEYS, TOKENS, Settings
 from bitport.interop.gguf.header import shortest
 from bitport.interop.gguf.normal import MOST, normal, real
-from bitport.interop.gguf.special import SCALES, llama3_factors
+from bitport.interop.gguf.special import EVERY, INNER, SCALES, SECTIONS, llama3_factors
 
 ALIKE = {"mistral": "llama"}
 """Model types that compute the same as another one."""
@@ -36,6 +36,7 @@ HARMLESS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "vocab_size", "tie_word_embeddings"),
     *("max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "sliding_window_size"),
     *("initial_context_length", "transformers.js_config", "unsloth_fixed", "unsloth_version"),
+    *("full_attention_interval", "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
 )
 """Keys without effect, or handled elsewhere: tokens, vocabulary, attention windows (layer_types)."""
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -45,6 +46,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "is_llama_config": (True,),
     "decoder_sparse_step": (1,),
     "mlp_only_layers": ([],),
+    "attn_output_gate": (True,),
     "attention_bias": (False,),
     "attention_out_bias": (False,),
     "mlp_bias": (False,),
@@ -100,6 +102,8 @@ def settings_of(config: Mapping[str, Any], biased: Collection[str]) -> Said:
         say("rope.freq_base_swa", real(both["sliding_attention"].get("rope_theta")))
     for key, value in _rope(wanted, rope, vectors):
         say(key, value)
+    for key, value in _hybrid(wanted) if its.of_layers else ():
+        say(key, value)
     for token, number in _tokens(config):
         said[f"tokenizer.ggml.{token}_token_id"] = number
     read = its.config(Settings(said, vectors))
@@ -136,6 +140,15 @@ def _rope(wanted: Mapping[str, Any], rope: Mapping[str, Any], vectors: dict[str,
         yield "rope.scaling.original_context_length", rope.get("original_max_position_embeddings")
     elif "original_max_position_embeddings" in wanted:
         yield "rope.scaling.original_context_length", wanted["original_max_position_embeddings"]
+
+
+def _hybrid(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    types, sections = wanted["layer_types"], wanted["rope_parameters"]["mrope_section"]
+    if not isinstance(types, list) or not isinstance(sections, list):
+        raise ArgumentError(f"config.json has the layer_types {short(types)} and the mrope_section {short(sections)}")
+    yield INNER, wanted["linear_num_value_heads"] * wanted["linear_value_head_dim"]
+    yield EVERY, types.index("full_attention") + 1 if "full_attention" in types else len(types) + 1
+    yield SECTIONS, [*sections, 0]
 
 
 def _tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

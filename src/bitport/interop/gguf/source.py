@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from bitport.interop.codec import Described, kind_of, parts_of
 from bitport.interop.gguf import grids
 from bitport.interop.gguf.architectures import architecture
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
-from bitport.interop.gguf.config import Settings
+from bitport.interop.gguf.changes import codes_of_model, floats_of_model, rows_of_model
+from bitport.interop.gguf.config import KEYS, Settings
 from bitport.interop.gguf.header import GgufTensor
-from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, in_order, pieces, together
+from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, pieces, together
 from bitport.interop.gguf.split_files import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.numerics import Quantized
@@ -50,8 +52,11 @@ class Gguf:
         with within(path):
             its = architecture(header.settings)
             vectors = {name: stored.read() for name, stored in header.tensors.items() if _configures(name, stored)}
-            self.config = its.config(Settings(header.settings, vectors))
-            self.pieces = pieces(its, header.tensors, self.config)
+            settings = Settings(header.settings, vectors)
+            self.config, blocks = its.config(settings), settings.whole(KEYS["num_hidden_layers"])
+            beyond = [name for name in header.tensors if self.config["num_hidden_layers"] <= _block(name) < blocks]
+            tensors = {name: stored for name, stored in header.tensors.items() if name not in beyond}
+            self.pieces = pieces(its, tensors, self.config)
             shapes = {piece.name: _shape(piece) for piece in self.pieces}
             self.scales = {piece.name: _scales(piece) for piece in self.pieces}
         if EMBEDDING not in shapes:
@@ -71,7 +76,8 @@ class Gguf:
             **its.has_biases(biased_modules(shapes)),
         }
         apart = [name for name, scales in self.scales.items() if not _alike(scales)]
-        self.notes = [*scale_notes(header.tensors, apart), *self._notes(), *tokenizer_notes(header.settings)]
+        self.notes = [f"left out: layers that predict tokens after the next: {shortened(beyond, 2)}"] if beyond else []
+        self.notes += [*scale_notes(tensors, apart), *self._notes(), *tokenizer_notes(header.settings)]
         self.files = tokenizer_files(path, header.settings) if "tokenizer.ggml.model" in header.settings else {}
 
     def names(self) -> list[str]:
@@ -96,9 +102,12 @@ class Gguf:
     def _read(self, piece: Piece) -> Tensor:
         block = BLOCKS.get(piece.stored[0].type)
         if block is None:
-            return _floats(piece).to(self.dtype)
+            value = _floats(piece)
+            return value if piece.change.wide and not fits(value, self.dtype) else value.to(self.dtype)
         with within(f"{self.path}: {piece.stored[0].name}"):
             parts, scheme = self._scaled(decoded(block, _rows(piece)), piece), self._scheme(piece, block)
+            if order := piece.change.columns:
+                parts = codes_of_model(parts, scheme.weight, order)
             return from_parts(parts, scheme, shape=_shape(piece), dtype=self.dtype, transposed=piece.transposed)
 
     def _scheme(self, piece: Piece, block: BlockType) -> Scheme:
@@ -118,12 +127,12 @@ class Gguf:
         return parts._replace(scale=block_scale(parts.scale, together(rows, piece.in_turn)), scale2=None)
 
     def _dtype(self) -> torch.dtype:
-        floats = [piece for piece in self.pieces if piece.stored[0].type in FLOATS]
+        floats = [piece for piece in self.pieces if piece.stored[0].type in FLOATS and not piece.change.wide]
         return dtype_of_all(lambda dtype: all(_fits(piece, dtype) for piece in floats))
 
     def _notes(self) -> Iterator[str]:
         yield from type_notes((stored.type for piece in self.pieces for stored in piece.stored), self.dtype)
-        if rounded := [piece.name for piece in self.pieces if piece.less_one and _inexact(piece)]:
+        if rounded := [piece.name for piece in self.pieces if piece.change.less_one and _inexact(piece)]:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
 
 
@@ -168,6 +177,12 @@ def biased_modules(names: Iterable[str]) -> set[str]:
     return {name[len(first) : -len(".bias")] for name in names if name.startswith(first) and name.endswith(".bias")}
 
 
+def _block(name: str) -> int:
+    """The layer of a tensor of a file; -1 if it belongs to none."""
+    found = re.match(r"blk\.(0|[1-9]\d{0,5})\.", name)
+    return int(found[1]) if found else -1
+
+
 def _configures(name: str, stored: Any) -> bool:
     if name not in CONFIGURING:
         return False
@@ -190,26 +205,38 @@ def _shape(piece: Piece) -> tuple[int, ...]:
         raise CheckpointError(f"{first.name} is {list(first.shape)}, and must have {dimensions} dimensions")
     if first.type in BLOCKS and (len(first.shape) not in (2, 3) or piece.name.endswith("bias")):
         raise CheckpointError(f"{first.name} is {first.type} {list(first.shape)}: of matrices these types are read")
-    if piece.less_one and first.type != "F32":
-        raise CheckpointError(f"{first.name} is {first.type}; a norm must be F32")
-    if piece.heads and first.shape[0] % (2 * piece.heads):
-        raise CheckpointError(f"{first.name} has {first.shape[0]} rows, no pairs of {piece.heads} heads")
-    if piece.one_row and (first.type in BLOCKS or first.shape[:-1] not in ((), (1,))):
-        raise CheckpointError(f"{first.name} is {first.type} {list(first.shape)}, and must be floats of one row")
+    _check_change(piece, first)
     matrices = math.prod(first.shape[:-2])
     if strange := [each for each in piece.scales if each.type != "F32" or math.prod(each.shape) != matrices]:
         told = f"{strange[0].type} {list(strange[0].shape)}"
         raise CheckpointError(f"{strange[0].name} is {told}, and must be F32 [{matrices}], one number for a matrix")
     rows = sum(each.shape[1] for each in piece.stored) if others else 0
     shape = (first.shape[0], rows, *first.shape[2:]) if others else first.shape
-    shape = (1, shape[-1]) if piece.one_row else shape
+    shape = (1, shape[-1]) if piece.change.one == 0 else shape
+    shape = (shape[0], 1, shape[1]) if piece.change.one == 1 else shape
     return (shape[0], shape[2], shape[1]) if piece.transposed else shape
+
+
+def _check_change(piece: Piece, first: GgufTensor) -> None:
+    """CheckpointError unless ``first`` can be brought to the form of the model."""
+    change, shape = piece.change, first.shape
+    if (change.less_one or change.decay) and first.type != "F32":
+        raise CheckpointError(f"{first.name} is {first.type}; a norm and a decay must be F32")
+    if change.heads and shape[0] % (2 * change.heads):
+        raise CheckpointError(f"{first.name} has {shape[0]} rows, no pairs of {change.heads} heads")
+    for axis, order in ((0, change.rows), (-1, change.columns)):
+        if order and shape[axis] != order.size:
+            raise CheckpointError(f"{first.name} is {list(shape)}, and {order.size} belong where {shape[axis]} is")
+    if change.one == 0 and (first.type in BLOCKS or shape[:-1] not in ((), (1,))):
+        raise CheckpointError(f"{first.name} is {first.type} {list(shape)}, and must be floats of one row")
+    if change.one == 1 and (first.type in BLOCKS or len(shape) != 2):
+        raise CheckpointError(f"{first.name} is {first.type} {list(shape)}, and must be floats of two dimensions")
 
 
 def _rows(piece: Piece) -> Tensor:
     tensors = [stored.read() for stored in piece.stored]
     rows = tensors[0] if len(tensors) == 1 else together(tensors, piece.in_turn)
-    return in_order(rows, piece.heads) if piece.heads else rows
+    return rows_of_model(rows, piece.change)
 
 
 def _scales(piece: Piece) -> list[Tensor]:
@@ -228,9 +255,7 @@ def _alike(scales: list[Tensor]) -> bool:
 
 def _floats(piece: Piece) -> Tensor:
     rows = _rows(piece)
-    rows = rows.mT.contiguous() if piece.transposed else rows
-    rows = rows.reshape(1, -1) if piece.one_row else rows
-    return rows - 1 if piece.less_one else rows
+    return floats_of_model(rows.mT.contiguous() if piece.transposed else rows, piece.change)
 
 
 def _fits(piece: Piece, dtype: torch.dtype) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import CheckpointError
-from bitport.interop.gguf.config import KEYS, Settings
+from bitport.interop.gguf.config import KEYS, Settings, predicting
 
 PERMUTED = "Meta AI original pth"
 """The row order of attn_q and attn_k, as declared in old files; new ones use the same."""
@@ -18,6 +18,10 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 """The same for all Llama models from 3.1; files have the resulting factors instead."""
 SCALES = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 """The scales of granite."""
+EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+LINEAR = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads")
+"""The sizes of linear attention."""
+INNER, EVERY, SECTIONS = "ssm.inner_size", "full_attention_interval", "rope.dimension_sections"
 LARGEST = {"gemma2": 46, "gemma3": 62}
 """Number of layers of the 27B models, whose attention is scaled by hidden size / heads instead of the head size;
 llama.cpp identifies them by this number, too."""
@@ -139,6 +143,38 @@ def qwen3moe(settings: Settings, config: dict[str, Any]) -> None:
         **{key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
         "norm_topk_prob": True,
     }
+
+
+def qwen35(settings: Settings, config: dict[str, Any]) -> None:
+    """Positions have three parts (SECTIONS), which are the same in text. llama.cpp has one size for all heads of linear
+    attention."""
+    config["num_hidden_layers"] -= predicting(settings)
+    config |= {key: settings.whole(KEYS[key]) for key in LINEAR}
+    keys, values, width = (config[key] for key in ("linear_num_key_heads", "linear_num_value_heads", LINEAR[1]))
+    inner = settings.whole(INNER)
+    if values % keys or inner != values * width:
+        raise CheckpointError(
+            f"{settings.architecture} has {values} heads of values, {inner} in all, for {keys} of keys; read are a "
+            f"multiple of these, with {width} each"
+        )
+    config["linear_value_head_dim"] = width
+    config["layer_types"] = hybrid_types(config["num_hidden_layers"], settings.whole(EVERY, 4))
+    turned(settings, config)
+    sections = settings.get(SECTIONS, (list,))
+    if len(sections) != 4 or not all(type(each) is int and each >= 0 for each in sections) or sections[3]:
+        raise CheckpointError(f"{settings.architecture}.{SECTIONS} is {short(sections)}; three sizes and 0 are read")
+    config["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": sections[:3]}
+
+
+def qwen35moe(settings: Settings, config: dict[str, Any]) -> None:
+    """llama.cpp and the model normalize the weights of the selected experts."""
+    qwen35(settings, config)
+    config |= {key: settings.whole(KEYS[key]) for key in EXPERTS}
+
+
+def hybrid_types(layers: int, every: int) -> list[str]:
+    """``every``: the period of layers with full attention."""
+    return ["linear_attention" if (at + 1) % every else "full_attention" for at in range(layers)]
 
 
 def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ from bitport.errors import CheckpointError
 from bitport.optional import UNREADABLE, optional
 
 SPLITS = (
-    *("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "qwen2", "deepseek-r1-qwen", "tekken"),
-    *("gpt-4o", "llama4", "gpt-2"),
+    *("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "qwen2", "qwen35", "deepseek-r1-qwen"),
+    *("tekken", "gpt-4o", "llama4", "gpt-2"),
 )
 """The pre-tokenizers (tokenizer.ggml.pre) that transformers supports, and GPT-2's, which it assumes for all others."""
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")

@@ -31,6 +31,11 @@ LOWER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\
 UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
 END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN35 = (
+    LLAMA3.replace("{1,3}", "")
+    .replace(r"?\p{L}+", r"?[\p{L}\p{M}]+")
+    .replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+)
 TEKKEN = LOWER + "|" + UPPER + r"|\p{N}" + REST
 GPT4O = LOWER + END + "|" + UPPER + END + r"|\p{N}{1,3}" + REST
 EXPRESSIONS = {
@@ -38,6 +43,7 @@ EXPRESSIONS = {
     (LLAMA3, True): "llama-bpe",
     (LLAMA3, False): "smaug-bpe",
     (LLAMA3.replace("{1,3}", ""), False): "qwen2",
+    (QWEN35, False): "qwen35",
     (TEKKEN, True): "tekken",
     (GPT4O, False): "gpt-4o",
 }

@@ -15,14 +15,15 @@ from torch import Tensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
+from bitport.interop.gguf.changes import codes_of_file, floats_of_file, rows_of_file
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
-from bitport.interop.gguf.names import TensorPlace, apart, experts_of, interleaved, places, scale_of
+from bitport.interop.gguf.names import TensorPlace, apart, experts_of, places, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
 from bitport.interop.gguf.source import EMBEDDING, HEAD, biased_modules
 from bitport.interop.gguf.vocabulary import vocabulary
 from bitport.schemes import Scheme
-from bitport.tensor import QTensor
+from bitport.tensor import QTensor, from_parts
 
 FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
 TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere2")
@@ -95,16 +96,21 @@ class Writer:
     def write(self, out: Output, name: str, tensor: Tensor) -> None:
         place = self.places[name]
         tensor = tensor.mT if place.transposed and tensor.dim() == 3 else tensor
-        tensor = tensor.squeeze(0) if place.one_row and tensor.dim() == 2 else tensor
+        change = place.change
+        if change.one is not None and tensor.dim() == place.dimensions + 1 and tensor.shape[change.one] == 1:
+            tensor = tensor.squeeze(change.one)
         shape = tuple(tensor.shape)
         if len(shape) != place.dimensions - (place.part is not None) or 0 in shape:
             raise CheckpointError(f"{name} is {list(shape)}, which has no place in {place.names[0]}")
         if name in (EMBEDDING, HEAD) and shape[0] != self.vocabulary:
             raise CheckpointError(f"{name} has {shape[0]} rows, and config.json a vocab_size of {self.vocabulary}")
-        if place.heads and shape[0] % (2 * place.heads):
-            raise CheckpointError(f"{name} has {shape[0]} rows, no pairs of {place.heads} heads")
+        if change.heads and shape[0] % (2 * change.heads):
+            raise CheckpointError(f"{name} has {shape[0]} rows, no pairs of {change.heads} heads")
+        for axis, order in ((0, change.rows), (-1, change.columns)):
+            if order and shape[axis] != order.size:
+                raise CheckpointError(f"{name} is {list(shape)}, and {order.size} belong where {shape[axis]} is")
         kind, rows = self._rows(name, tensor, place)
-        rows = interleaved(rows, place.heads) if place.heads else rows
+        rows = rows_of_file(rows, change)
         if isinstance(tensor, QTensor) and tensor.scale2 is not None:
             numbers, matrices = tensor.scale2.reshape(-1, 1).contiguous(), math.prod(shape[:-2])
             for each in place.names:
@@ -124,6 +130,9 @@ class Writer:
         """(type, bytes of each row); the rows of vectors have one element."""
         if isinstance(tensor, QTensor):
             try:
+                if order := place.change.columns:
+                    parts = codes_of_file(tensor.plain(), tensor.scheme.weight, order)
+                    tensor = from_parts(parts, tensor.scheme, shape=tuple(tensor.shape), dtype=tensor.dtype)
                 kind, rows = joined(tensor, whole=place.part is not None)
             except ArgumentError as error:
                 raise ArgumentError(f"{name} ({tensor.scheme}) cannot be written as GGUF. {error}") from error
@@ -132,7 +141,9 @@ class Writer:
         if tensor.dtype not in FLOAT_NAMES:
             raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
         if place.single:
-            tensor = self._more(tensor.float()) if place.less_one else tensor.float()
+            self._tell_of_norms(tensor.float(), place)
+            tensor = tensor.float()
+        tensor = floats_of_file(tensor, place.change)
         vectors = tensor.dim() == 1 or place.names[0].endswith("bias")
         rows = tensor.unsqueeze(-1).contiguous() if vectors else tensor.contiguous()
         return FLOAT_NAMES[tensor.dtype], rows.view(torch.uint8)
@@ -150,9 +161,7 @@ class Writer:
         if its > bits and told not in self.notes:
             self.notes.append(told)
 
-    def _more(self, norm: Tensor) -> Tensor:
-        """The norm plus 1, in float32 as the model computes it."""
+    def _tell_of_norms(self, norm: Tensor, place: TensorPlace) -> None:
         told = "weights of norms, plus 1, are rounded to float32, as the model does when it computes"
-        if bool((norm.double() + 1 != (norm + 1).double()).any()) and told not in self.notes:
+        if place.change.less_one and bool((norm.double() + 1 != (norm + 1).double()).any()) and told not in self.notes:
             self.notes.append(told)
-        return norm + 1
