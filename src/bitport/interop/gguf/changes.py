@@ -121,8 +121,8 @@ def floats_of_file(value: Tensor, change: Change) -> Tensor:
 
 
 def logarithm(value: Tensor) -> Tensor:
-    """The logarithm in float32, or the number of 16 bits next to it if ``value`` is its exponential, which in float32 is
-    off by at most 2^-23 of itself."""
+    """The logarithm in float32, or the number of 16 bits next to it if ``value`` is its exponential: that is off by at
+    most 2^-23 of itself in float32."""
     exact = value.double().log()
     found = exact
     for half in (torch.float16, torch.bfloat16):
