@@ -65,6 +65,73 @@ AVX512 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t ro
   }
 }
 
+constexpr int64_t kRows = 4;   // rows of x multiplied at once without a panel
+
+// R rows of x times a tile as it is read: unscaled sums of a piece in registers, several (C) for few rows, since a single
+// one would be bound by latency. Every loop over sums is unrolled: g++ keeps only arrays with constant indices in
+// registers.
+template <class Format, int R, Fetch How>
+AVX512 void fused_rows(const Job& job, int64_t tile, int64_t row, float* sum) {
+  constexpr int C = kRows / R;
+  const BitportTiles& w = *job.weight;
+  const Format format(w);
+  const int64_t summed = summed_columns(w, false), pieces = pieces_of(w, summed), bytes = 128 * Format::kBits;
+  const float* const rows = static_cast<const float*>(job.rows) + job.at(row, 0);
+  std::memset(sum, 0, R * 128);
+  for (Pieces piece(w, summed, 0); piece.begin < w.k; piece.next()) {
+    __m512 part[R][2][C];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) part[r][0][c] = part[r][1][c] = _mm512_setzero_ps();
+    for (int64_t k = piece.begin, end = piece.end < w.k ? piece.end : steps_of(w) * 32; k < end; k += 16) {
+      const uint8_t* codes = tile_at(w, tile, k / 32);
+      const int64_t odd = k / 16 & 1;
+      const float* x = rows + k / 32 * job.block * 32 + odd * 16;
+      fetch<How>(codes + odd * bytes / 2, bytes / 2);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        const int h = i / 4, line = i % 4;
+        const Values v = format.values(codes, h * 8 + odd * 4 + line);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int c = 0; c < 4; ++c) {
+            __m512& to = part[r][h][c % C];
+            to = _mm512_fmadd_ps(_mm512_set1_ps(x[r * 32 + line * 4 + c]), v.c[c], to);
+          }
+      }
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const Affine a = affine(w, (tile * groups_of(w) + piece.group) * 32 + h * 16);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        __m512 s = part[r][h][0];
+#pragma GCC unroll 4
+        for (int c = 1; c < C; ++c) s = _mm512_add_ps(s, part[r][h][c]);
+        if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[(row + r) * pieces + piece.index]), s);
+        float* to = sum + r * 32 + h * 16;
+        _mm512_store_ps(to, _mm512_fmadd_ps(s, a.scale, _mm512_load_ps(to)));
+      }
+    }
+  }
+}
+
+template <class Format, Fetch How>
+void fused_as(const Job& job, int64_t tile, float* sum) {
+  constexpr void (*kMultiply[kRows])(const Job&, int64_t, int64_t, float*) = {
+      fused_rows<Format, 1, How>, fused_rows<Format, 2, How>, fused_rows<Format, 3, How>, fused_rows<Format, 4, How>};
+  by_few(job.m, job.block, kRows, [&](int64_t row, int64_t count) { kMultiply[count - 1](job, tile, row, sum + row * 32); });
+}
+
+void fused(const Job& job, int64_t tile, void*, float* sum) {
+  with_fetch([&](auto how) { BITPORT_WITH_CODES(*job.weight, (fused_as<Format, how>(job, tile, sum))) });
+}
+
+// Measured: a panel costs more for codes of 8 bits.
+bool fuses(const BitportTiles& w, int64_t m) { return m <= (w.bits == 8 ? 2 * kRows : kRows); }
+
 }  // namespace
 
 AVX512 void avx512_widen(const void* from, int32_t type, int64_t count, float* to) {
@@ -107,7 +174,7 @@ AVX512 void avx512_stream(const float* sum, const float* bias, void* y, int32_t 
 }
 
 const Engine avx512_engine = {
-    false, 256, kUsual, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, nullptr, nullptr, nullptr};
+    false, 256, kUsual, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused, avx512_store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

@@ -40,61 +40,69 @@ AVX512_BF16 void look_up_as(const BitportTiles& w, const Panel& panel) {
 }
 
 // R rows of x times a tile as it is read: no panel, unscaled group sums in registers. Few rows have several sums each
-// (C), since a single one would be bound by latency.
+// (C), since a single one would be bound by latency. Rows past the last repeat it and are not stored. Every loop over
+// sums is unrolled: g++ keeps only arrays with constant indices in registers.
 template <class Format, int R, Fetch How>
-AVX512_BF16 void fused_rows(const Job& job, int64_t tile, float* sum) {
-  constexpr int C = R <= 2 ? 4 : 2;
+AVX512_BF16 void fused_rows(const Job& job, int64_t tile, int64_t row, float* sum) {
+  constexpr int C = R <= 4 ? 4 / R : 1;
   const BitportTiles& w = *job.weight;
   const Format format(w);
-  const int64_t groups = groups_of(w), units = steps_of(w) * 2, bytes = 128 * Format::kBits;   // a unit is 16 columns
-  const uint16_t* rows = static_cast<const uint16_t*>(job.rows);
-  __m512 total[R][2];
-  for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_setzero_ps();
+  const int64_t rows = smaller(job.m - row, R), groups = groups_of(w), units = steps_of(w) * 2;   // a unit: 16 columns
+  const int64_t bytes = 128 * Format::kBits;
+  const uint16_t* x[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) x[r] = static_cast<const uint16_t*>(job.rows) + job.at(row + (r < rows ? r : rows - 1), 0);
+  for (int64_t i = 0; i < rows * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
   for (int64_t g = 0, unit = 0; g < groups; ++g) {
-    __m512 part[2][R][C];
-    for (int h = 0; h < 2; ++h)
-      for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) part[h][r][c] = _mm512_setzero_ps();
+    __m512 part[R][2][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) part[r][0][c] = part[r][1][c] = _mm512_setzero_ps();
     for (const int64_t end = g + 1 < groups ? (g + 1) * w.group / 16 : units; unit < end; ++unit) {
       const uint8_t* codes = tile_at(w, tile, unit / 2);
-      const int64_t odd = unit & 1;
-      const uint16_t* x = rows + unit / 2 * job.block * 32 + odd * 16;
+      const int64_t odd = unit & 1, at = unit / 2 * job.block * 32 + odd * 16;
       fetch<How>(codes + odd * bytes / 2, bytes / 2);
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h)
-#pragma GCC unroll 4
-        for (int line = 0; line < 4; ++line) {
-          const Pairs p = format.pairs(codes, h * 8 + odd * 4 + line);
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) {
-            __m512 &a = part[h][r][line * 2 % C], &b = part[h][r][(line * 2 + 1) % C];
-            a = _mm512_dpbf16_ps(a, reinterpret_cast<__m512bh>(p.c[0]), pair_of(x + r * 32 + line * 4));
-            b = _mm512_dpbf16_ps(b, reinterpret_cast<__m512bh>(p.c[1]), pair_of(x + r * 32 + line * 4 + 2));
-          }
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        // several rows of x: both halves of the tile by the same pairs, which stay in registers
+        const int h = R > 1 ? i % 2 : i / 4, line = R > 1 ? i / 2 : i % 4;
+        const Pairs p = format.pairs(codes, h * 8 + odd * 4 + line);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          __m512 &a = part[r][h][line * 2 % C], &b = part[r][h][(line * 2 + 1) % C];
+          a = _mm512_dpbf16_ps(a, reinterpret_cast<__m512bh>(p.c[0]), pair_of(x[r] + at + line * 4));
+          b = _mm512_dpbf16_ps(b, reinterpret_cast<__m512bh>(p.c[1]), pair_of(x[r] + at + line * 4 + 2));
         }
+      }
     }
+#pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       const Affine a = affine(w, (tile * groups + g) * 32 + h * 16);
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        __m512 s = part[h][r][0];
-        for (int c = 1; c < C; ++c) s = _mm512_add_ps(s, part[h][r][c]);
-        if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[r * groups + g]), s);
-        if (job.scales) s = _mm512_mul_ps(s, _mm512_set1_ps(job.scales[g * R + r]));
-        total[r][h] = _mm512_fmadd_ps(s, a.scale, total[r][h]);
+        if (r >= rows) break;
+        __m512 s = part[r][h][0];
+#pragma GCC unroll 4
+        for (int c = 1; c < C; ++c) s = _mm512_add_ps(s, part[r][h][c]);
+        if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[(row + r) * groups + g]), s);
+        if (job.scales) s = _mm512_mul_ps(s, _mm512_set1_ps(job.scales[g * job.m + row + r]));
+        float* to = sum + r * 32 + h * 16;
+        _mm512_store_ps(to, _mm512_fmadd_ps(s, a.scale, _mm512_load_ps(to)));
       }
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int h = 0; h < 2; ++h) _mm512_store_ps(sum + r * 32 + h * 16, total[r][h]);
 }
 
 template <class Format, Fetch How>
 void fused_as(const Job& job, int64_t tile, float* sum) {
-  switch (job.m) {
-    case 1: return fused_rows<Format, 1, How>(job, tile, sum);
-    case 2: return fused_rows<Format, 2, How>(job, tile, sum);
-    case 3: return fused_rows<Format, 3, How>(job, tile, sum);
-    default: return fused_rows<Format, 4, How>(job, tile, sum);
+  for (int64_t row = 0; row < job.m; row += 8, sum += 8 * 32) switch (job.m - row) {
+    case 1: fused_rows<Format, 1, How>(job, tile, row, sum); break;
+    case 2: fused_rows<Format, 2, How>(job, tile, row, sum); break;
+    case 3: fused_rows<Format, 3, How>(job, tile, row, sum); break;
+    case 4: fused_rows<Format, 4, How>(job, tile, row, sum); break;
+    case 5: case 6: fused_rows<Format, 6, How>(job, tile, row, sum); break;
+    default: fused_rows<Format, 8, How>(job, tile, row, sum);
   }
 }
 

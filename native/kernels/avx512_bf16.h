@@ -155,7 +155,7 @@ void avx512_scales_of_blocks(const BitportTiles& weight, const Panel& panel);
 
 void avx512_decode_bf16(const BitportTiles& weight, const Panel& panel);
 void avx512_look_up_bf16(const BitportTiles& weight, const Panel& panel);   // the same, unscaled
-// Up to kVectorRows rows. If x has scales, groups of the weight must cover the same columns as these.
+// Few rows. If x has scales, groups of the weight must cover the same columns as these.
 void avx512_fused_bf16(const Job& job, int64_t tile, void* panel, float* sum);
 void avx512_finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);   // one scale per row of the weight
 

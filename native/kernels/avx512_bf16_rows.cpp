@@ -11,6 +11,9 @@ constexpr int64_t kDepth = 256;
 constexpr int64_t kAtOnce = 12;     // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
 constexpr int64_t kFusedRows = 64;
 
+// Rows up to which looking up codes again for every 8 of them beats a panel.
+int64_t few_rows(const BitportTiles& w) { return w.bits == 4 && w.group >= 32 ? 24 : 8; }
+
 // A few rows and a stretch of K: operands and destination.
 struct Few {
   const uint16_t* x;
@@ -131,7 +134,7 @@ AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int
 }
 
 AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
-  if (job.m <= kVectorRows) return avx512_fused_bf16(job, tile, panel, sum);
+  if (job.m <= few_rows(*job.weight)) return avx512_fused_bf16(job, tile, panel, sum);
   const BitportTiles& w = *job.weight;
   const int64_t groups = groups_of(w), columns = steps_of(w) * 32;
   std::memset(sum, 0, size_t(job.m) * 128);
@@ -147,10 +150,10 @@ AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   }
 }
 
-bool fuses(const BitportTiles& w, int64_t m) { return m <= kVectorRows || (m <= kFusedRows && has_long_groups(w, 2 * kDepth)); }
+bool fuses(const BitportTiles& w, int64_t m) { return m <= few_rows(w) || (m <= kFusedRows && has_long_groups(w, 2 * kDepth)); }
 
 bool fuses_blocks(const BitportTiles& w, int64_t m) {
-  return m <= kVectorRows && !w.zero && smaller(w.group, w.k) == smaller(kScaled, w.k);
+  return m <= few_rows(w) && !w.zero && smaller(w.group, w.k) == smaller(kScaled, w.k);
 }
 
 void end() { _mm_sfence(); }   // fences non-temporal stores

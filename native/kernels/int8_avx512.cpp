@@ -22,7 +22,7 @@ AVX512_INLINE void add_piece(const PieceScale& s, bool shifts, float x_sum, __m5
 }
 
 // R rows of x times a tile as it is read. Few rows have several sums each (C), since a single one would be bound by
-// latency. Rows past the last repeat it and are not stored.
+// latency. Rows past the last repeat it and are not stored. Every loop over sums is unrolled, as in multiply_rows.
 template <int Bits, int R, Fetch How>
 AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
   constexpr int C = R <= 4 ? 4 / R : 1;
@@ -30,42 +30,44 @@ AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float
   const bool shifts = has_shift(w);
   const int64_t rows = job.m - row < R ? job.m - row : R, bytes = 128 * Bits;
   const int8_t* x[R];
-  for (int r = 0; r < R; ++r) {
-    const int64_t at = row + (r < rows ? r : rows - 1);
-    x[r] = codes_at(job, at, 0);
-  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) x[r] = codes_at(job, row + (r < rows ? r : rows - 1), 0);
   for (int64_t i = 0; i < rows * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
   const int64_t scales = tile * groups_of(w) * 32;
   for (Pieces piece(w, job.stretch, 0); piece.begin < w.k; piece.next()) {
     const float* sums = sums_at(job, row, piece.index);
-    __m512i part[2][R][C];
-    for (int h = 0; h < 2; ++h)
-      for (int r = 0; r < R; ++r) {
-        part[h][r][0] = start_of(center(w), sums[r < rows ? r : rows - 1]);
-        for (int c = 1; c < C; ++c) part[h][r][c] = _mm512_setzero_si512();
-      }
+    __m512i part[R][2][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      part[r][0][0] = part[r][1][0] = start_of(center(w), sums[r < rows ? r : rows - 1]);
+#pragma GCC unroll 4
+      for (int c = 1; c < C; ++c) part[r][0][c] = part[r][1][c] = _mm512_setzero_si512();
+    }
     for (int64_t k = piece.begin; k < piece.end; k += 16) {
       const uint8_t* codes = tile_at(w, tile, k / 32);
       const int64_t odd = k / 16 & 1, at = k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
       fetch<How>(codes + odd * bytes / 2, bytes / 2);
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h)
-#pragma GCC unroll 4
-        for (int line = 0; line < 4; ++line) {
-          const __m512i quads = read_quads<Bits>(codes, h * 8 + odd * 4 + line);
 #pragma GCC unroll 8
-          for (int r = 0; r < R; ++r) {
-            __m512i& to = part[h][r][line % C];
-            to = _mm512_dpbusd_epi32(to, quads, four_of(x[r] + at + line * 4));
-          }
+      for (int i = 0; i < 8; ++i) {
+        // many rows of x: both halves of the tile by the same numbers, which stay in registers
+        const int h = R > 4 ? i % 2 : i / 4, line = R > 4 ? i / 2 : i % 4;
+        const __m512i quads = read_quads<Bits>(codes, h * 8 + odd * 4 + line);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          __m512i& to = part[r][h][line % C];
+          to = _mm512_dpbusd_epi32(to, quads, four_of(x[r] + at + line * 4));
         }
+      }
     }
+#pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       const PieceScale s = piece_scale(w, scales + piece.group * 32 + h * 16);
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         if (r >= rows) break;
-        __m512i whole = part[h][r][0];
-        for (int c = 1; c < C; ++c) whole = _mm512_add_epi32(whole, part[h][r][c]);
+        __m512i whole = part[r][h][0];
+#pragma GCC unroll 4
+        for (int c = 1; c < C; ++c) whole = _mm512_add_epi32(whole, part[r][h][c]);
         add_piece(s, shifts, sums[r], whole, sum + r * 32 + h * 16);
       }
     }
