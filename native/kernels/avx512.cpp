@@ -68,9 +68,9 @@ AVX512 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t ro
 constexpr int64_t kRows = 4;   // rows of x multiplied at once without a panel
 
 // R rows of x times a tile as it is read: unscaled sums of a piece in registers, several (C) for few rows, since a single
-// one would be bound by latency. Every loop over sums is unrolled: g++ keeps only arrays with constant indices in
-// registers.
-template <class Format, int R, Fetch How>
+// one would be bound by latency. A zero point acts on the sums or, Shifts, on the codes. Every loop over sums is
+// unrolled: g++ keeps only arrays with constant indices in registers.
+template <class Format, int R, Fetch How, bool Shifts>
 AVX512 void fused_rows(const Job& job, int64_t tile, int64_t row, float* sum) {
   constexpr int C = kRows / R;
   const BitportTiles& w = *job.weight;
@@ -79,6 +79,9 @@ AVX512 void fused_rows(const Job& job, int64_t tile, int64_t row, float* sum) {
   const float* const rows = static_cast<const float*>(job.rows) + job.at(row, 0);
   std::memset(sum, 0, R * 128);
   for (Pieces piece(w, summed, 0); piece.begin < w.k; piece.next()) {
+    const int64_t scales = (tile * groups_of(w) + piece.group) * 32;
+    __m512 shift[2];
+    if (Shifts) shift[0] = affine(w, scales).shift, shift[1] = affine(w, scales + 16).shift;
     __m512 part[R][2][C];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
@@ -92,7 +95,10 @@ AVX512 void fused_rows(const Job& job, int64_t tile, int64_t row, float* sum) {
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
         const int h = i / 4, line = i % 4;
-        const Values v = format.values(codes, h * 8 + odd * 4 + line);
+        Values v = format.values(codes, h * 8 + odd * 4 + line);
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c)
+          if (Shifts) v.c[c] = _mm512_sub_ps(v.c[c], shift[h]);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -104,13 +110,14 @@ AVX512 void fused_rows(const Job& job, int64_t tile, int64_t row, float* sum) {
     }
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
-      const Affine a = affine(w, (tile * groups_of(w) + piece.group) * 32 + h * 16);
+      const Affine a = affine(w, scales + h * 16);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         __m512 s = part[r][h][0];
 #pragma GCC unroll 4
         for (int c = 1; c < C; ++c) s = _mm512_add_ps(s, part[r][h][c]);
-        if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[(row + r) * pieces + piece.index]), s);
+        if (!Shifts && w.zero)
+          s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[(row + r) * pieces + piece.index]), s);
         float* to = sum + r * 32 + h * 16;
         _mm512_store_ps(to, _mm512_fmadd_ps(s, a.scale, _mm512_load_ps(to)));
       }
@@ -118,11 +125,20 @@ AVX512 void fused_rows(const Job& job, int64_t tile, int64_t row, float* sum) {
   }
 }
 
+template <class Format, Fetch How, bool Shifts>
+void fused_by(const Job& job, int64_t tile, float* sum) {
+  constexpr void (*kMultiply[kRows])(const Job&, int64_t, int64_t, float*) = {
+      fused_rows<Format, 1, How, Shifts>, fused_rows<Format, 2, How, Shifts>, fused_rows<Format, 3, How, Shifts>,
+      fused_rows<Format, 4, How, Shifts>};
+  by_few(job.m, job.block, kRows, [&](int64_t row, int64_t count) { kMultiply[count - 1](job, tile, row, sum + row * 32); });
+}
+
+// The zero point of many bits may be far from the middle, so that sums of codes and of zero points cancel.
 template <class Format, Fetch How>
 void fused_as(const Job& job, int64_t tile, float* sum) {
-  constexpr void (*kMultiply[kRows])(const Job&, int64_t, int64_t, float*) = {
-      fused_rows<Format, 1, How>, fused_rows<Format, 2, How>, fused_rows<Format, 3, How>, fused_rows<Format, 4, How>};
-  by_few(job.m, job.block, kRows, [&](int64_t row, int64_t count) { kMultiply[count - 1](job, tile, row, sum + row * 32); });
+  constexpr bool kCancels = Format::kInteger && Format::kBits > 4;
+  if (kCancels && job.weight->zero) return fused_by<Format, How, kCancels>(job, tile, sum);
+  fused_by<Format, How, false>(job, tile, sum);
 }
 
 void fused(const Job& job, int64_t tile, void*, float* sum) {

@@ -131,6 +131,7 @@ AVX512_INLINE __m512i words_of(const float* table, int64_t count, int64_t at) {
 template <int Bits, bool Integer>
 struct Codes {
   static constexpr int kBits = Bits;
+  static constexpr bool kInteger = Integer;
   static constexpr bool kSigned = !Integer && Bits > 6;   // float8: a sign, 7 bits of magnitude
   static constexpr int kVectors = kSigned || Bits == 6 ? 2 : Bits < 6 ? 1 : 0;
   __m512 table;
