@@ -18,7 +18,7 @@ one are left out of some tensors, and the decay of linear attention is -exp(A_lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +87,16 @@ def orders(leaf: str, config: Mapping[str, Any]) -> tuple[Order | None, Order | 
     if leaf in VALUES:
         return Order(0, keys, each, 1 if VALUES[leaf] else width), None
     return None, Order(0, keys, each, width) if leaf == FROM_VALUES else None
+
+
+def misfit(shape: Sequence[int], change: Change) -> str:
+    """Why a tensor of ``shape`` cannot be changed so; empty if it can."""
+    if change.heads and shape[0] % (2 * change.heads):
+        return f"has {shape[0]} rows, no pairs of {change.heads} heads"
+    for axis, order in ((0, change.rows), (-1, change.columns)):
+        if order and shape[axis] != order.size:
+            return f"is {list(shape)}, and {order.size} belong where {shape[axis]} is"
+    return ""
 
 
 def rows_of_model(rows: Tensor, change: Change) -> Tensor:

@@ -19,7 +19,7 @@ from bitport.interop.codec import Described, kind_of, parts_of
 from bitport.interop.gguf import grids
 from bitport.interop.gguf.architectures import architecture
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
-from bitport.interop.gguf.changes import codes_of_model, floats_of_model, rows_of_model
+from bitport.interop.gguf.changes import codes_of_model, floats_of_model, misfit, rows_of_model
 from bitport.interop.gguf.config import KEYS, Settings
 from bitport.interop.gguf.header import GgufTensor
 from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, pieces, together
@@ -222,11 +222,8 @@ def _check_change(piece: Piece, first: GgufTensor) -> None:
     change, shape = piece.change, first.shape
     if (change.less_one or change.decay) and first.type != "F32":
         raise CheckpointError(f"{first.name} is {first.type}; a norm and a decay must be F32")
-    if change.heads and shape[0] % (2 * change.heads):
-        raise CheckpointError(f"{first.name} has {shape[0]} rows, no pairs of {change.heads} heads")
-    for axis, order in ((0, change.rows), (-1, change.columns)):
-        if order and shape[axis] != order.size:
-            raise CheckpointError(f"{first.name} is {list(shape)}, and {order.size} belong where {shape[axis]} is")
+    if reason := misfit(shape, change):
+        raise CheckpointError(f"{first.name} {reason}")
     if change.one == 0 and (first.type in BLOCKS or shape[:-1] not in ((), (1,))):
         raise CheckpointError(f"{first.name} is {first.type} {list(shape)}, and must be floats of one row")
     if change.one == 1 and (first.type in BLOCKS or len(shape) != 2):

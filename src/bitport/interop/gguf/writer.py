@@ -15,7 +15,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
-from bitport.interop.gguf.changes import codes_of_file, floats_of_file, rows_of_file
+from bitport.interop.gguf.changes import codes_of_file, floats_of_file, misfit, rows_of_file
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
 from bitport.interop.gguf.names import TensorPlace, apart, experts_of, places, scale_of
 from bitport.interop.gguf.output import Output
@@ -104,11 +104,8 @@ class Writer:
             raise CheckpointError(f"{name} is {list(shape)}, which has no place in {place.names[0]}")
         if name in (EMBEDDING, HEAD) and shape[0] != self.vocabulary:
             raise CheckpointError(f"{name} has {shape[0]} rows, and config.json a vocab_size of {self.vocabulary}")
-        if change.heads and shape[0] % (2 * change.heads):
-            raise CheckpointError(f"{name} has {shape[0]} rows, no pairs of {change.heads} heads")
-        for axis, order in ((0, change.rows), (-1, change.columns)):
-            if order and shape[axis] != order.size:
-                raise CheckpointError(f"{name} is {list(shape)}, and {order.size} belong where {shape[axis]} is")
+        if reason := misfit(shape, change):
+            raise CheckpointError(f"{name} {reason}")
         kind, rows = self._rows(name, tensor, place)
         rows = rows_of_file(rows, change)
         if isinstance(tensor, QTensor) and tensor.scale2 is not None:
