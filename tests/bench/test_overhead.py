@@ -32,9 +32,18 @@ def test_records_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("flags", "name"), [("fma avx2", "Some CPU, AVX2"), ("avx2 avx512f", "Some CPU"), ("sse2", "Some CPU")]
+    ("model", "family", "flags", "name"),
+    [
+        ("Some CPU", 25, "fma avx2", "Some CPU, AVX2"),
+        ("Some CPU", 25, "avx2 avx512f", "Some CPU"),
+        ("Some CPU", 6, "sse2", "Some CPU"),
+        ("AMD EPYC", 25, "avx2", "AMD EPYC, AVX2"),
+        ("AMD EPYC", 25, "avx2 avx512f", "AMD EPYC, Zen 4"),
+        ("AMD EPYC", 26, "avx2 avx512f", "AMD EPYC"),
+    ],
 )
-def test_processors_of_one_name_are_told_apart(tmp_path: Path, flags: str, name: str) -> None:
+def test_processors_of_one_name_are_told_apart(tmp_path: Path, model: str, family: int, flags: str, name: str) -> None:
     info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    described = f"cpu family\t: {family}\nmodel name\t: {model}\nflags\t\t: {flags}\n"
+    info.write_text(f"processor\t: 0\n{described}\nprocessor\t: 1\n{described}")
     assert measure._cpu_model(info) == name
