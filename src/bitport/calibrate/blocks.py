@@ -2,15 +2,15 @@
 
 A model's blocks are the children of its outermost ModuleLists and Sequentials. A run of every batch in which the blocks
 do not compute (:mod:`bitport.calibrate.record`) records the arguments of each block, and which of these are exactly the
-output of the previous block. Then for each block: run it on every batch while watching its weights; yield them to be
-quantized; run it again, quantized, for the inputs of the next. So every block runs twice per batch, however many blocks
-there are, up to the last one that is watched, and a model whose weights are loaded block by block
-(:class:`bitport.calibrate.place.Place`) is walked in the same way as one in memory. Weights in no block (such as an
-output head) come last, from the outputs of the last block.
+output of the previous block; one real run of the first batch shows whether that is all there is to it. Then for each
+block: run it on every batch while watching its weights; yield them to be quantized; run it again, quantized, for the
+inputs of the next. So every block runs twice per batch, however many blocks there are, up to the last one that is
+watched, and a model whose weights are loaded block by block (:class:`bitport.calibrate.place.Place`) is walked in the
+same way as one in memory. Weights in no block (such as an output head) come last, from the outputs of the last block.
 
 If a model calls a block more than once or not at all, or modifies the output of one before the next receives it, or a
-block writes to what another is given too, the inputs are those of the unquantized model, which then has to run as a
-whole.
+block writes to what another is given too, or hands on more than it returns, the inputs are those of the unquantized
+model, which then has to run as a whole.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class Walk:
         self.owner = {target.name: at % self.processes.world for at, target in enumerate(targets)}
         every = blocks_of(model)
         own = [name for name in every if any(_inside(target, name) for target in targets)]
+        outside = [each for each in targets if not any(_inside(each, name) for name in every)]
         with in_use(model):
-            self.record = recorded(model, every, own, self.batches, store, place)
+            self.record = recorded(model, every, own, outside, self.batches, store, place)
         self.targets = {name: [each for each in targets if _inside(each, name)] for name in self.order}
         self.rest = [each for each in targets if not any(_inside(each, name) for name in self.order)]
 

@@ -1,4 +1,5 @@
-"""Record the arguments of a model's blocks, by a run in which stand-ins replace the blocks."""
+"""Record the arguments of a model's blocks, by a run in which stand-ins replace the blocks; then see on the first batch
+whether the record is true."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bitport.calibrate.batches import Call, run_fresh
+from bitport.calibrate.inputs import Rows, Watch
 from bitport.calibrate.place import Place, checked
-from bitport.calibrate.stand_in import Between, Shape, StandIn, kind_of, look_of
+from bitport.calibrate.stand_in import Between, Shape, StandIn, kind_of, look_of, tensors_in
 from bitport.calibrate.store import GIVEN, Store, Tensors
 from bitport.errors import ArgumentError
+from bitport.schemes import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +53,26 @@ class Record:
 
 
 def recorded(
-    model: nn.Module, blocks: Sequence[str], own: Sequence[str], batches: Sequence[Any], store: Store, place: Place
+    model: nn.Module,
+    blocks: Sequence[str],
+    own: Sequence[str],
+    outside: Sequence[Target],
+    batches: Sequence[Any],
+    store: Store,
+    place: Place,
 ) -> Record:
-    """Record the calls of ``blocks``. If the model computes something between them, run the whole original model and
-    record the true inputs of the blocks in ``own``."""
+    """Record the calls of ``blocks``. If the model computes something between them, or they hand on more than they
+    return, run the whole original model and record the true inputs of the blocks in ``own``. ``outside``: weights in
+    no block."""
     reason = "it has no blocks (children of a ModuleList or a Sequential)"
     if blocks:
         try:
             record = _run_through(model, blocks, batches, store, place, stand_ins=True)
-            if record.order:
+            if record.order and _is_true(model, record, outside, batches[0], store, place):
                 return record
             reason = "it calls some block twice, or not for every batch"
+            if record.order:
+                reason = "a block gives others more than what it returns, or the model gives other numbers in each run"
         except Between:
             reason = "it, or a block, writes to or looks at what the next block is given"
     if place.must_stream:
@@ -149,6 +162,55 @@ class _Memory:
             self.places[key] = leaf, len(self.tensors)
             self.tensors[len(self.tensors)] = leaf.detach().clone()
         return Given(self.places[key][1])
+
+
+def _is_true(
+    model: nn.Module, record: Record, outside: Sequence[Target], batch: Any, store: Store, place: Place
+) -> bool:
+    """Whether the blocks, and after them the weights ``outside``, get on the first batch what the record says. They get
+    something else if a block writes to a list or an object that it is given, or if a hook keeps what it sees."""
+    true = True
+    outputs: Tensors = {}  # of the block that ran last
+
+    def really(name: str) -> Callable[..., Any]:
+        forward = model.get_submodule(name).forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal true, outputs
+            told = filled(record.calls[0][name], store.get(GIVEN, 0), outputs)
+            true = true and _alike(told, Call(args, kwargs))
+            with place.inside(name):
+                output = forward(*args, **kwargs)
+            outputs = {at: leaf.clone() for at, leaf in enumerate(tree_leaves(output)) if isinstance(leaf, Tensor)}
+            return output
+
+        return run
+
+    def stub(name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: record.shapes[0][name].filled(outputs if name == record.order[-1] else {})
+
+    def seen(blocks: dict[str, Callable[..., Any]]) -> list[Any]:
+        with replaced(model, blocks), Watch.of(model, outside, Rows) as watch, checked(model, place):
+            run_fresh(model, batch)
+        return [rows.calls for rows in watch.seen.values()]
+
+    with contextlib.ExitStack() as held:
+        held.enter_context(place.outside(record.order))
+        for target in outside:
+            held.enter_context(place.inside(target.name))
+        wanted = seen({name: really(name) for name in record.order})
+        try:
+            return true and _alike(seen({name: stub(name) for name in record.order}), wanted)
+        except Between:  # the weights outside get more than the output of the last block, so the whole model will run
+            return true
+
+
+def _alike(some: Any, others: Any) -> bool:
+    first, second = ([each for leaf in tree_leaves(tree) for each in tensors_in(leaf)] for tree in (some, others))
+    return len(first) == len(second) and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype) and bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
+        for a, b in zip(first, second, strict=True)
+    )
 
 
 def filled(call: Call, given: Tensors, outputs: Tensors) -> Call:

@@ -66,7 +66,7 @@ class Shape:
     def __init__(self, output: Any) -> None:
         self.spec: TreeSpec
         leaves, self.spec = tree_flatten(output)
-        if any(map(_holds_tensors, leaves)):
+        if any(not isinstance(leaf, Tensor) and tensors_in(leaf) for leaf in leaves):
             raise Between("an object with tensors")
         self.leaves = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.devices = [leaf.device if isinstance(leaf, Tensor) else None for leaf in leaves]
@@ -89,11 +89,13 @@ class Shape:
         return sum(leaf.nbytes for leaf in self.leaves if isinstance(leaf, Tensor))
 
 
-def _holds_tensors(leaf: Any) -> bool:
-    """Whether ``leaf`` is an object with tensors, which pytree does not look into: a copy of it copies them too."""
+def tensors_in(leaf: Any) -> list[Tensor]:
+    """The tensor itself, or copies of those in an object, which pytree does not look into: a copy of it copies them."""
+    if isinstance(leaf, Tensor):
+        return [leaf]
     copied: dict[int, Any] = {}
-    copy.deepcopy(None if isinstance(leaf, Tensor) else leaf, copied)
-    return any(isinstance(each, Tensor) for each in copied.values())
+    copy.deepcopy(leaf, copied)
+    return [each for each in copied.values() if isinstance(each, Tensor)]
 
 
 def _made(leaf: Any, device: torch.device | None) -> Any:
