@@ -288,6 +288,29 @@ def test_a_model_that_keeps_the_output_of_a_block_is_not_streamed(tmp_path: Path
         stream.run()
 
 
+class Shown(Model):
+    """A hook shows the head what the first block computes inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[Tensor] = []
+        self.layers[0].down.register_forward_hook(lambda _, x, y: self.shown.append(y))  # type: ignore[union-attr]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.shown.clear()
+        x = self.embed(ids)
+        shift = x.mean(-1, keepdim=True)
+        for layer in self.layers:
+            x = layer(x, shift)[0]
+        return self.head(self.norm(x + sum(self.shown)))
+
+
+def test_a_model_whose_blocks_hand_on_more_than_they_return_is_not_streamed(tmp_path: Path) -> None:
+    source = write(tmp_path, Shown)
+    with pytest.raises(ArgumentError, match="Shown cannot be calibrated block by block: a block gives others more"):
+        Stream(empty(Shown), source, tmp_path / "out", "int4-g32", batches=batches())
+
+
 def test_files_of_another_model(source: Path, tmp_path: Path) -> None:
     with torch.device("meta"):
         other = nn.Sequential(nn.Linear(3, 3))
