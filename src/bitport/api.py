@@ -61,7 +61,7 @@ def quantize_(
     which change the model but not what it computes, may come first: "awq", "awq+gptq", ("awq", GPTQ()).
     ``calibrate``: batches to run through the model (each a tensor, or a tuple or dict of its arguments), or a
     function that runs it; for schemes with a static input scale and algorithms that look at inputs, an error without
-    either. The model runs in eval mode.
+    either. The model runs in eval mode. Padding counts as any other input: leave it out.
     ``device``: move the model there layer by layer, and quantize it there.
     ``measure``: compute the error of each weight for the report.
     """
