@@ -64,3 +64,37 @@ def test_an_output_that_a_block_also_leaves_elsewhere(by: str) -> None:
                 layer.up.register_forward_hook(lambda _, x, y, each=each: each.kept.append(y[..., :8]))  # type: ignore[union-attr]
     found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
     assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("by", ["attribute", "key"])
+def test_what_a_block_leaves_for_the_model_to_find(by: str) -> None:
+    """Without it the model fails in its own code, as soon as the blocks do not run."""
+
+    class Leaving(Block):
+        def forward(self, x: Tensor, shift: Tensor, left: Any = None) -> Any:  # type: ignore[override]
+            found = super().forward(x, shift)[0]
+            if left is None:
+                self.balance = found.mean()
+            else:
+                left["balance"] = found.mean()
+            return found
+
+    class Finding(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            x, shift, left = self.embed(ids).clone(), torch.zeros(16), None if by == "attribute" else {}
+            for layer in self.layers:
+                x = layer(x, shift, left)
+            return self.head(x + (self.layers[0].balance if left is None else left["balance"]))
+
+    model, same = two(Leaving, kind=Finding)
+    found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
+    assert_close(found, wanted)
+
+
+def test_an_error_of_the_model_itself_is_its_own() -> None:
+    class Wrong(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) + self.offset
+
+    with pytest.raises(AttributeError, match="offset"):
+        grams(Wrong(), in_order=True)

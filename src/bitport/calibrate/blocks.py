@@ -2,7 +2,7 @@
 
 A model's blocks are the children of its outermost ModuleLists and Sequentials. A run of every batch in which the blocks
 do not compute (:mod:`bitport.calibrate.record`) records the arguments of each block, and which of these are exactly the
-output of the previous block; one real run of the first batch shows whether that is all there is to it. Then for each
+output of the previous block; real runs of the first and the last batch show whether that is all. Then for each
 block: run it on every batch while watching its weights; yield them to be quantized; run it again, quantized, for the
 inputs of the next. So every block runs twice per batch, however many blocks there are, up to the last one that is
 watched, and a model whose weights are loaded block by block (:class:`bitport.calibrate.place.Place`) is walked in the

@@ -1,4 +1,4 @@
-"""Record the arguments of a model's blocks, by a run in which stand-ins replace the blocks; then see on the first batch
+"""Record the arguments of a model's blocks, by a run in which stand-ins replace the blocks; then see on two batches
 whether the record is true."""
 
 from __future__ import annotations
@@ -68,13 +68,15 @@ def recorded(
     if blocks:
         try:
             record = _run_through(model, blocks, batches, store, place, stand_ins=True)
-            if record.order and _is_true(model, record, outside, batches[0], store, place):
+            if record.order and _is_true(model, record, outside, batches, store, place):
                 return record
             reason = "it calls some block twice, or not for every batch"
             if record.order:
                 reason = "a block gives others more than what it returns, or the model gives other numbers in each run"
         except Between:
             reason = "it, or a block, writes to or looks at what the next block is given"
+        except (AttributeError, LookupError) as error:  # of something that a block leaves for others, or in every run
+            reason = f"without what its blocks compute it ends with {type(error).__name__}: {error}"
     if place.must_stream:
         raise ArgumentError(
             f"{type(model).__name__} cannot be calibrated block by block: {reason}. Load the whole model"
@@ -165,42 +167,47 @@ class _Memory:
 
 
 def _is_true(
-    model: nn.Module, record: Record, outside: Sequence[Target], batch: Any, store: Store, place: Place
+    model: nn.Module, record: Record, outside: Sequence[Target], batches: Sequence[Any], store: Store, place: Place
 ) -> bool:
-    """Whether the blocks, and after them the weights ``outside``, get on the first batch what the record says. They get
-    something else if a block writes to a list or an object that it is given, or if a hook keeps what it sees."""
+    """Whether the blocks, and after them the weights ``outside``, get what the record says, on the first batch and on
+    the last. They get something else if a block writes to a list or an object that it is given, or if it or a hook
+    keeps something: that of the last batch is still there when the first runs again, without blocks."""
     true = True
-    outputs: Tensors = {}  # of the block that ran last
+    outputs: dict[int, Tensors] = {}  # by batch, of the block that ran last
 
-    def really(name: str) -> Callable[..., Any]:
+    def really(name: str, at: int) -> Callable[..., Any]:
         forward = model.get_submodule(name).forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            nonlocal true, outputs
-            told = filled(record.calls[0][name], store.get(GIVEN, 0), outputs)
+            nonlocal true
+            told = filled(record.calls[at][name], store.get(GIVEN, at), outputs.get(at, {}))
             true = true and _alike(told, Call(args, kwargs))
             with place.inside(name):
                 output = forward(*args, **kwargs)
-            outputs = {at: leaf.clone() for at, leaf in enumerate(tree_leaves(output)) if isinstance(leaf, Tensor)}
+            leaves = enumerate(tree_leaves(output))
+            outputs[at] = {leaf: value.clone() for leaf, value in leaves if isinstance(value, Tensor)}
             return output
 
         return run
 
-    def stub(name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: record.shapes[0][name].filled(outputs if name == record.order[-1] else {})
+    def stub(name: str, at: int) -> Callable[..., Any]:
+        shape = record.shapes[at][name]
+        return lambda *args, **kwargs: shape.filled(outputs[at] if name == record.order[-1] else {})
 
-    def seen(blocks: dict[str, Callable[..., Any]]) -> list[Any]:
-        with replaced(model, blocks), Watch.of(model, outside, Rows) as watch, checked(model, place):
-            run_fresh(model, batch)
-        return [rows.calls for rows in watch.seen.values()]
+    def seen(instead: Callable[[str, int], Callable[..., Any]]) -> Iterator[list[Any]]:
+        for at in sorted({0, len(batches) - 1}):
+            blocks = {name: instead(name, at) for name in record.order}
+            with replaced(model, blocks), Watch.of(model, outside, Rows) as watch, checked(model, place):
+                run_fresh(model, batches[at])
+            yield [rows.calls for rows in watch.seen.values()]
 
     with contextlib.ExitStack() as held:
         held.enter_context(place.outside(record.order))
         for target in outside:
             held.enter_context(place.inside(target.name))
-        wanted = seen({name: really(name) for name in record.order})
+        wanted = [*seen(really)]
         try:
-            return true and _alike(seen({name: stub(name) for name in record.order}), wanted)
+            return true and _alike([*seen(stub)], wanted)
         except Between:  # the weights outside get more than the output of the last block, so the whole model will run
             return true
 
