@@ -30,7 +30,7 @@ def reduced(q: QTensor, parameter: bool) -> tuple[Any, ...]:
 
 def _reduced_as_it_lies(q: QTensor) -> tuple[Any, ...]:
     """For another process of this machine, which maps the parts later: a converted copy would be freed by then."""
-    return reduced(q, isinstance(q, torch.nn.Parameter))
+    return _rebuilt_as_it_lies, reduced(q, isinstance(q, torch.nn.Parameter))[1]
 
 
 def _as_bytes(part: Tensor) -> Tensor:
@@ -52,13 +52,29 @@ DESCRIPTION = {
 
 
 def rebuilt(*described: Any) -> QTensor:
-    """The QTensor that :func:`reduced` described, after checking it: torch.load calls this with whatever a file says,
-    also with weights_only=True."""
+    """The QTensor of a file, in the layout of the device it was read to: torch.load calls this with whatever the file
+    says, also with weights_only=True."""
+    result = _checked(*described)
+    return _as_described(result.to_device_layout() if result.bits_layout == "plain" else result, described)
+
+
+def _rebuilt_as_it_lies(*described: Any) -> QTensor:
+    """The QTensor of another process: its memory is shared, and a conversion would copy it."""
+    return _as_described(_checked(*described), described)
+
+
+def _as_described(q: QTensor, described: tuple[Any, ...]) -> QTensor:
+    *_, parameter = described
+    return torch.nn.Parameter(q, requires_grad=False) if parameter else q  # type: ignore[return-value]
+
+
+def _checked(*described: Any) -> QTensor:
+    """The QTensor that :func:`reduced` described, or ArgumentError."""
     fits = map(isinstance, described, DESCRIPTION.values())
     if len(described) != len(DESCRIPTION) or not all(fits):
         given = ", ".join(type(each).__name__ for each in described)
         raise ArgumentError(f"a saved quantized tensor is made of {', '.join(DESCRIPTION)}, not of {given}")
-    tensors, text, bits_layout, shape, dtype, transposed, parameter = described
+    tensors, text, bits_layout, shape, dtype, transposed, _ = described
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ArgumentError(f"a saved quantized tensor has the shape {shape!r}")
     if missing := [name for name in ("qdata", "scale") if tensors.get(name) is None]:
@@ -78,7 +94,7 @@ def rebuilt(*described: Any) -> QTensor:
     scale = from_bytes(tensors["scale"], SCALE_DTYPES[scheme.weight.scale])
     parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))
     extra = {name: tensors.get(name) for name in EXTRA}
-    result = from_parts(
+    return from_parts(
         parts,
         scheme,
         shape=shape,
@@ -87,9 +103,6 @@ def rebuilt(*described: Any) -> QTensor:
         bits_layout=bits_layout,
         **extra,
     )
-    if bits_layout == "plain" and not result.is_shared():
-        result = result.to_device_layout()
-    return torch.nn.Parameter(result, requires_grad=False) if parameter else result  # type: ignore[return-value]
 
 
 torch.serialization.add_safe_globals([rebuild])
