@@ -206,6 +206,24 @@ def test_model_there_and_back() -> None:
     assert torch.equal(here(x), before)
 
 
+def test_under_autocast() -> None:
+    there, x = model("int4", "int8-dyn").to("sim"), torch.randn(7, 256).to("sim")
+    with torch.autocast("sim", torch.bfloat16):
+        y = there(x)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y.cpu(), there(x.bfloat16()).cpu())
+
+
+def test_on_the_second_device() -> None:
+    """The memory of a tensor that is resized, as results of structured ops are, stays on its device."""
+    here, x = model("int4", "int8-dyn", "nf4", "mxfp8").to("sim:0"), torch.randn(7, 256).bfloat16()
+    before = here(x.to("sim:0"))
+    after = here.to("sim:1")(x.to("sim:1"))
+    assert after.device == torch.device("sim:1")
+    assert torch.equal(after.cpu(), before.cpu())
+    assert torch.ones(3).to("sim:1").abs().untyped_storage().device == torch.device("sim:1")
+
+
 @pytest.mark.parametrize(("source", "target"), [("cpu", "sim"), ("sim", "cpu"), ("sim:0", "sim:1")])
 def test_saved_and_loaded_elsewhere(source: str, target: str) -> None:
     here = model(*bp.PRESETS).to(source)

@@ -11,6 +11,7 @@
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -68,6 +69,7 @@ Memory memory;
 REGISTER_ALLOCATOR(kSim, &memory)
 
 void resize_storage(const c10::Storage& storage, size_t bytes) {
+  const c10::DeviceGuard guard(storage.device());
   c10::DataPtr block = memory.allocate(bytes);
   if (const size_t keep = std::min(bytes, storage.nbytes())) std::memcpy(block.get(), storage.data(), keep);
   auto* target = storage.unsafeGetStorageImpl();
@@ -162,6 +164,9 @@ void to_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&to_cpu>()); }
+
+// Under torch.autocast no op of this device is cast, except that bitport casts inputs of quantized weights itself.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY(simdev, m) {
   m.def("allow_fallback(bool on) -> ()", [](bool on) { fallback_allowed = on; });
