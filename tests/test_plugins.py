@@ -59,6 +59,16 @@ def test_a_backend_that_cannot_describe_itself(offer: Callable[..., None], monke
     assert plugins.describe()["acme"] == ["its describe() has failed: OSError: no driver"]
 
 
+def test_a_function_in_place_of_a_module(offer: Callable[..., None]) -> None:
+    """It was loaded, never called, and its kernels were missing without a word."""
+    called: list[bool] = []
+    offer(lambda: lambda: called.append(True))
+    with pytest.raises(BackendError, match="names a function, and a backend is imported, not called: name the module"):
+        plugins.load()
+    assert plugins.loaded() == plugins.IN_TREE
+    assert not called
+
+
 def test_a_backend_may_ask_while_it_is_loaded(offer: Callable[..., None]) -> None:
     offer(plugins.load)
     assert plugins.load() == (*plugins.IN_TREE, "acme")

@@ -95,7 +95,7 @@ def _load() -> None:
 def _brought(name: str, bring: Callable[[], Any]) -> Any:
     if name not in _broken:
         try:
-            return bring()
+            return _imported(bring())
         except FAILURES as error:
             _broken[name] = error
     cause = _broken[name]
@@ -104,6 +104,16 @@ def _brought(name: str, bring: Callable[[], Any]) -> Any:
         f"the backend {name} ({module}) cannot be loaded: {type(cause).__name__}: {cause}. Update or repair its "
         f"package, or leave it out: BITPORT_DISABLE={name}"
     ) from cause
+
+
+def _imported(module: Any) -> Any:
+    """Raise TypeError for a function: unlike one in the group ``torch.backends`` it would never be called."""
+    if callable(module):
+        raise TypeError(
+            "its entry point names a function, and a backend is imported, not called: name the module alone, and "
+            "register where it is imported"
+        )
+    return module
 
 
 def _add(name: str, module: Any) -> None:
