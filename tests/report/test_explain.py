@@ -12,8 +12,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bitport
-from bitport.layouts import LAYOUTS
-from bitport.ops import Impl, decide, register_kernel
+from bitport.layouts import LAYOUTS, Matrix, register_layout
+from bitport.layouts.plain import Plain
+from bitport.numerics import Quantized
+from bitport.ops import IMPLS, Impl, decide, register_kernel
 from bitport.ops.product import operand
 from bitport.tensor import quantize_tensor
 from bitport.train import learn_scales_
@@ -85,6 +87,37 @@ def test_refusals_per_number_of_rows(model: nn.Module) -> None:
     assert layer.decisions[1].kernel == "few"
     assert ("few", "at most 4 rows, not 64") in layer.decisions[64].refused
     assert "few refused: at most 4 rows, not 64" in str(explanation)
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_the_layout_that_a_kernel_needs_says_why_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel only knows that the weight is plain."""
+
+    class Tiles(Plain):
+        name, devices = "tiles", ("cpu",)
+
+        def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
+            return f"N must be a multiple of 64, not {matrix.n}" if matrix.n % 64 else None
+
+    def supports(x: torch.Tensor, *rest: Any) -> str | None:
+        return None if rest[9] == "tiles" else f"the weight must be in layout tiles, not {rest[9]}"
+
+    for other in LAYOUTS.values():
+        monkeypatch.setattr(other, "devices", ())
+    register_layout(Tiles())
+    for op in ("linear", "dyn_linear", "embedding"):
+        IMPLS.setdefault((op, "cpu"), []).clear()
+    for op in ("linear", "dyn_linear"):
+        register_kernel(Impl(op, "of_tiles", "cpu", lambda x, *rest: x, supports))
+    model = Model()
+    bitport.quantize_(model, RULES)
+    explanation = bitport.explain(model, rows=1)
+    layers = {layer.name: layer for layer in explanation.layers}
+    held, plain, without_kernels = (layers[name] for name in ("layers.0.weight", "act.weight", "embed.weight"))
+    assert (held.layout, held.decisions[1].kernel, held.layouts) == ("tiles", "of_tiles", ())
+    assert plain.layouts == (("tiles", "N must be a multiple of 64, not 32"),)
+    assert "act.weight: layout tiles refused: N must be a multiple of 64, not 32" in str(explanation)
+    assert (without_kernels.layout, without_kernels.layouts) == ("plain", ())
 
 
 def test_text_groups_layers_that_are_alike(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ read any layout.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -102,13 +103,23 @@ def layout(name: str) -> Layout:
 
 def preferred(device: torch.device, matrix: Matrix, parts: Quantized, act: str = "") -> str:
     """The layout a tensor is converted to when it arrives on ``device``; ``act``: how inputs are rounded."""
+    for candidate, reason in asked(device, matrix, parts, act):
+        if reason is None:
+            return candidate.name
+    return "plain"
+
+
+def asked(device: torch.device, matrix: Matrix, parts: Quantized, act: str = "") -> Iterator[tuple[Layout, str | None]]:
+    """The layouts of ``device``, the preferred ones first, each with the reason why it refuses the tensor, or None."""
     plugins.load()
     further = act != "" or parts.data.dim() > 2
     for candidate in reversed(LAYOUTS.values()):
-        narrow = further and getattr(candidate, "weight_only", Layout.weight_only)
-        if device.type in candidate.devices and not narrow and candidate.refuses(matrix, parts) is None:
-            return candidate.name
-    return "plain"
+        if device.type in candidate.devices:
+            narrow = further and getattr(candidate, "weight_only", Layout.weight_only)
+            yield candidate, NARROW if narrow else candidate.refuses(matrix, parts)
+
+
+NARROW = "its kernels take only single matrices and inputs that are not rounded"
 
 
 def repack(matrix: Matrix, parts: Quantized, source: str, target: str) -> Quantized:

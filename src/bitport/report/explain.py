@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bitport.layouts.base import asked
 from bitport.ops import Decision, decide
 from bitport.ops.product import operand
+from bitport.ops.select import GENERIC
 from bitport.report.text import table
 from bitport.tensor import QTensor
 
@@ -29,6 +31,9 @@ class LayerExplanation:
     """Number of rows -> decision."""
     note: str = ""
     """Why the weight may be used otherwise."""
+    layouts: tuple[tuple[str, str], ...] = ()
+    """Layouts that the device has for its kernels, and why each refuses the weight; given where it is plain and left to
+    the generic kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +54,18 @@ class Explanation:
         for layer in self.layers:
             kernels = tuple(layer.decisions[m].kernel for m in self.rows)
             refused = tuple(dict.fromkeys(r for m in self.rows for r in layer.decisions[m].refused))
-            key = (layer.scheme, layer.layout, layer.device, layer.op, kernels, refused, layer.note)
+            key = (layer.scheme, layer.layout, layer.device, layer.op, kernels, refused, layer.note, layer.layouts)
             groups.setdefault(key, []).append(layer.name)
         header = ("weights", "scheme", "layout", "device", "op", *(f"{m} rows" for m in self.rows))
         body, notes = [], []
-        for (scheme, layout, device, op, kernels, refused, note), names in groups.items():
+        for (scheme, layout, device, op, kernels, refused, note, others), names in groups.items():
             label = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
             body.append((label, scheme, layout, device, op, *kernels))
             if op == "dequantize":
                 notes.append(f"{label}: dequantized on every call; PyTorch computes the convolution")
             notes += [f"{label}: {note}"] if note else []
             notes += [f"{label}: {kernel} refused: {reason}" for kernel, reason in refused]
+            notes += [f"{label}: layout {other} refused: {reason}" for other, reason in others]
         return "\n".join([table(header, body), *notes]) if body else "no quantized weight in this model"
 
     __repr__ = __str__  # shown as the value of a notebook cell
@@ -68,7 +74,10 @@ class Explanation:
 def explain_layer(name: str, kind: str, q: QTensor, rows: Sequence[int], note: str = "") -> LayerExplanation:
     op = _op(q, kind)
     decisions = {m: decide(op, *_arguments(op, q, m)) for m in rows}
-    return LayerExplanation(name, str(q.scheme), q.bits_layout, str(q.qdata.device), op, decisions, note)
+    left = q.bits_layout == "plain" and any(each.kernel == GENERIC and each.refused for each in decisions.values())
+    arrived = asked(q.qdata.device, q.matrix, q.parts, q.scheme.act) if left else ()
+    refused = tuple((layout.name, reason) for layout, reason in arrived if reason is not None)
+    return LayerExplanation(name, str(q.scheme), q.bits_layout, str(q.qdata.device), op, decisions, note, refused)
 
 
 def _op(q: QTensor, kind: str) -> str:
