@@ -126,6 +126,15 @@ def test_a_result_of_another_kind_is_a_failure() -> None:
         unregister_kernel(kernel)
 
 
+def test_a_kernel_that_returns_nothing_is_a_failure() -> None:
+    """It ended the run with a TypeError."""
+    register_kernel(Impl("quantized_matmul", "forgetful", "cpu", lambda *args: None, lambda *args: None, 1 << 20))
+    rows = run("cpu", ["quantized_matmul"], [torch.bfloat16])
+    assert rows
+    assert all("the result is of type NoneType, not a tensor" in failure for row in rows for failure in row.failures)
+    assert not any(row.passed for row in rows)
+
+
 @pytest.mark.parametrize("error", [IndexError, KeyError, ValueError, AttributeError, AssertionError, ZeroDivisionError])
 def test_the_suite_goes_on_behind_any_error(error: type[Exception]) -> None:
     def broken(*args: object) -> Any:
@@ -199,9 +208,58 @@ def test_weights_are_tried_as_they_lie_on_the_device() -> None:
     register_kernel(Impl("embedding", "own", "cpu", wrong, supports, priority=1 << 20))
     rows = [row for row in run("cpu", ["embedding"]) if row.subject == "int4" and row.dtype == "float32"]
     assert {failure.split(":")[0] for row in rows for failure in row.failures} == {
-        f"int4-{shape}-reversed" for shape in ("vector", "matrix", "scalar", "large")
+        f"int4-{shape}-reversed" for shape in ("vector", "matrix", "scalar", "large", "whole-large")
     }
     assert {kernel for row in rows for kernel in row.kernels} == {"own", "generic"}
+
+
+class Tiles(Plain):
+    """Only matrices of whole tiles, in an order that is not undone."""
+
+    name, devices = "tiles", ("cpu",)
+
+    def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
+        return (
+            f"N and K must be multiples of 64, not {matrix.n} and {matrix.k}"
+            if matrix.n % 64 or matrix.k % 64
+            else None
+        )
+
+    def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
+        return parts._replace(data=parts.data.view(torch.uint8).flip(-1).view(parts.data.dtype))
+
+
+@pytest.mark.parametrize("op", ["repack", "dequantize", "embedding"])
+def test_a_layout_of_whole_tiles_is_tried(op: str) -> None:
+    """No sample had such a size, so a layout that loses every weight passed."""
+    register_layout(Tiles())
+    rows = run("cpu", [op], [torch.bfloat16])
+    failures = [failure for row in rows for failure in row.failures]
+    assert failures
+    assert all("whole" in failure for failure in failures)
+    assert not next(row for row in rows if row.subject == "int4").passed
+
+
+def test_layouts_that_hold_no_sample_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    class Never(Plain):
+        name, devices = "never", ("cpu",)
+
+        def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
+            return "not today"
+
+    class Shadowed(Plain):
+        name, devices = "shadowed", ("cpu",)
+
+    class Last(Plain):
+        name, devices = "last", ("cpu",)
+
+    for layout in (Never, Shadowed, Last):
+        register_layout(layout())
+    assert main(["--ops", "int4pack_mm"]) == 0
+    out = capsys.readouterr().out
+    assert "never used: layout never: it takes no sample" in out
+    assert "never used: layout shadowed: another comes first wherever it could be" in out
+    assert "layout last" not in out
 
 
 class Preferred(Plain):
@@ -287,7 +345,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Outside:
 def test_a_device_of_another_library_computes_in_every_way_it_has(elsewhere: Outside) -> None:
     rows = run("privateuseone", ["embedding"])
     assert {row.kernels for row in rows} == {("plain", "rough")}
-    assert {row.samples for row in rows} == {2 * 4}  # ids as a vector, as a matrix, many and none
+    assert {row.samples for row in rows} == {2 * 5}  # ids as a vector, as a matrix, none, and many for two tables
     assert {row.dtype for row in rows if row.failures} == {"float32", "float16"}  # "rough" rounds to bfloat16
     assert all("dB, at least" in line for row in rows for line in row.failures)
 

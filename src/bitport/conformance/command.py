@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bitport.conformance.matrix import support_table
-from bitport.conformance.suite import Row, never_chosen, run
+from bitport.conformance.suite import Row, never_chosen, never_used, run
 from bitport.errors import BitportError
 from bitport.ops import OPS
 from bitport.ops.outside import outside
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     except (BitportError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("\n".join([_summary(rows), *never_chosen(options.device, rows)]))
+    print("\n".join([_summary(rows), *never_chosen(options.device, rows), *never_used(options.device)]))
     for row in rows:
         for failure in row.failures:
             print(f"FAILED {row.op} {row.dtype} {failure}", file=sys.stderr)

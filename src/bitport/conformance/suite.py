@@ -18,7 +18,7 @@ from bitport.numerics import FLOATS, Quantized
 from bitport.ops import IMPLS, OPS, Op, Sample, Weight, call, decide, select
 from bitport.ops.device import check_present
 from bitport.ops.outside import Outside, outside
-from bitport.ops.samples import VARIANTS
+from bitport.ops.samples import VARIANTS, weights
 from bitport.ops.select import forced, refusal
 from bitport.ops.table import bits
 from bitport.schemes import PRESETS
@@ -92,6 +92,27 @@ def never_chosen(device: torch.device | str | int, rows: list[Row]) -> list[str]
                 why = "another comes first wherever it could run" if impl.name in named else "it took no sample"
                 lines.append(f"never chosen: {impl.name} of {op}: {why}")
     return lines
+
+
+def never_used(device: torch.device | str | int) -> list[str]:
+    """Return one line per layout of ``device`` in which no weight of the samples arrives there; not a failure."""
+    device = torch.device(device)
+    own = [layout for layout in layouts.LAYOUTS.values() if device.type in layout.devices]
+    if not own:
+        return []
+    made = [each.weight for large in (False, True) for each in weights(torch.device("cpu"), torch.float32, large=large)]
+    every = [(weight.matrix, Quantized(*weight[:4])) for weight in made]
+    try:
+        used = {layouts.preferred(device, *each, act) for each in every for act in ("", "int8")}
+        refused = {layout.name for layout in own if all(layout.refuses(*each) is not None for each in every)}
+    except RAISED:  # which has failed samples
+        return []
+    return [
+        f"never used: layout {layout.name}: "
+        + ("it takes no sample" if layout.name in refused else "another comes first wherever it could be")
+        for layout in own
+        if layout.name not in used
+    ]
 
 
 def subject(name: str) -> str:
@@ -242,6 +263,8 @@ def _differing(got: list[Tensor], wanted: Tensor) -> str:
 def _unlike(got: Any, wanted: Any) -> str | None:
     """Return how a result differs from the fake kernel's, which traced programs rely on: shape, dtype, device, or not
     contiguous."""
+    if not isinstance(got, (Tensor, list, tuple)):
+        return f"the result is of type {type(got).__name__}, not a tensor"
     parts, promises = ([each] if isinstance(each, Tensor) else each for each in (got, wanted))
     if len(parts) != len(promises):
         return f"the result has {len(parts)} tensors, not {len(promises)}"

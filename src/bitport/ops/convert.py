@@ -156,15 +156,18 @@ def _repack(*args: Any) -> list[Tensor]:
 
 
 def _samples_repack(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    for sample in samples.weights(device, dtype):
-        matrix, parts = sample.weight.matrix, Quantized(*sample.weight[:4])
-        for name, target in layouts.LAYOUTS.items():
-            if target.refuses(matrix, parts) is None:
+    for large in (False, True):
+        for sample in samples.weights(device, dtype, large=large):
+            matrix, parts = sample.weight.matrix, Quantized(*sample.weight[:4])
+            for name, target in layouts.LAYOUTS.items():
+                if target.refuses(matrix, parts) is None:
+                    label = f"{sample.name}-{'large-' if large else ''}{name}"
+                    expected = partial(_packed, target, matrix, parts)
+                    yield Sample(label, (*sample.weight, name), expected, math.inf)
 
-                def expected(target: layouts.Layout = target, matrix: Matrix = matrix, parts: Any = parts) -> Tensor:
-                    return _bits(target.pack(matrix, parts))
 
-                yield Sample(f"{sample.name}-{name}", (*sample.weight, name), expected, math.inf)
+def _packed(target: layouts.Layout, matrix: Matrix, parts: Quantized) -> Tensor:
+    return _bits(target.pack(matrix, parts))
 
 
 declare(

@@ -59,6 +59,9 @@ LARGE = (136, 384)
 LARGE_ROWS = 67
 """More than one tile of most kernels in each dimension, so that interior tiles are covered too."""
 
+WHOLE = (128, 256)
+"""For kernels and layouts that take only whole tiles, which none of the other sizes are."""
+
 
 class WeightSample(NamedTuple):
     name: str
@@ -128,20 +131,21 @@ def weights(
     experts: int = 0,
     large: bool = False,
 ) -> Iterator[WeightSample]:
-    """One quantized weight per scheme, or per weight format if inputs do not matter (``weight_only`` None)."""
+    """One quantized weight per scheme, or per weight format if inputs do not matter (``weight_only`` None); if
+    ``large``, two, of the sizes LARGE and WHOLE."""
     formats = set()
     for name in (*PRESETS, *VARIANTS):
         scheme = preset(name)
         if (weight_only is None and scheme.weight in formats) or bool(scheme.act) == weight_only:
             continue
         formats.add(scheme.weight)
-        n, k = next((shape for start, shape in SHAPES.items() if name.startswith(start)), (24, 72))
-        n, k = LARGE if large else (n, k)
+        small = next((shape for start, shape in SHAPES.items() if name.startswith(start)), (24, 72))
         batch = (experts,) if experts else ()
-        parts = quantize(values(device, dtype, *batch, n, k), scheme.weight)
-        weight = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
-        value = value_of(parts, *weight.matrix)
-        yield WeightSample(name, scheme, weight, value)
+        for n, k in (LARGE, WHOLE) if large else (small,):
+            parts = quantize(values(device, dtype, *batch, n, k), scheme.weight)
+            weight = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
+            size = "-whole" if (n, k) == WHOLE else ""
+            yield WeightSample(name + size, scheme, weight, value_of(parts, *weight.matrix))
 
 
 def apart(weight: Weight) -> Weight:
