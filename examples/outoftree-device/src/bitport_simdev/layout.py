@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bitport.layouts import Matrix, register_layout
-from bitport.layouts.base import Packed
+from bitport.layouts import Matrix, Packed, register_layout
 from bitport.numerics import Quantized, pack_bits, unpack_bits
 
 ROWS = 8
