@@ -261,6 +261,8 @@ def test_other_refusals() -> None:
         {"desc_act": "yes"},
         {"sym": "yes"},
         {"checkpoint_format": "marlin"},
+        {"checkpoint_format": "gptq", "format": "gptq_v2"},  # of these, libraries differ in which they read
+        {"method": "qqq"},
         {"is_marlin_format": True},
         {"rotation": "hadamard"},
         {"dynamic": []},
@@ -297,6 +299,7 @@ def damaged() -> list[tuple[str, object]]:
         ("m.g_idx", torch.arange(64, dtype=torch.int32) // 32 + 1),
         ("m.scales", None),
         ("m.qzeros", None),
+        ("m.qweight", None),
     ]
 
 

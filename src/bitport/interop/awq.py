@@ -25,7 +25,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec, gptq
 from bitport.interop.checks import Stored
-from bitport.interop.codec import Described, WeightNames, exactly, grouped, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, agreed, exactly, grouped, one_of, setting, tensors_of
 from bitport.interop.shifts import of_zero_points, zero_points
 from bitport.interop.words import from_codes, to_codes, to_stream
 from bitport.numerics import FLOATS, pack_bits, unpack_bits
@@ -53,8 +53,9 @@ class Reader(codec.Reader):
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        bits, self.group = _either(config, "bits", "w_bit"), _either(config, "group_size", "q_group_size")
-        self.version = setting(config, "version", str, setting(config, "format", str, "gemm")).lower()
+        one_of(config, "method", ("awq",))
+        bits, self.group = (agreed(config, keys, int) for keys in (("bits", "w_bit"), ("group_size", "q_group_size")))
+        self.version = agreed(config, ("version", "format", "checkpoint_format"), str, "gemm")
         backend = setting(config, "backend", str, "")
         self.asymmetric = setting(config, "zero_point", bool, True)
         packing = setting(config, "pack_method", str, "reorder")
@@ -75,7 +76,7 @@ class Reader(codec.Reader):
             )
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
-        found = grouped(held, "qweight", ("qzeros", "scales"))
+        found = grouped(held, "qweight", ("qzeros", "scales"), telling=("qzeros",))
         known = tensors_of(found)
         for name in held:
             if name.endswith(".act.scales") and name not in known:
@@ -156,11 +157,6 @@ class Writer(codec.Writer):
             "zero_point": fmt.zero == "int",
             "modules_to_not_convert": left,
         }
-
-
-def _either(config: Mapping[str, Any], key: str, older: str) -> int:
-    value: int = setting(config, older if config.get(key) is None else key, int)
-    return value
 
 
 def _reordered(codes: Tensor, order: tuple[int, ...]) -> Tensor:

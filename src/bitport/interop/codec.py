@@ -207,12 +207,15 @@ def check_complete(found: str, parts: Iterable[str], held: Container[str]) -> No
 
 
 def grouped(
-    held: Collection[str], first: str, needed: Sequence[str], optional: Sequence[str] = ()
+    held: Collection[str], first: str, needed: Sequence[str], optional: Sequence[str] = (), telling: Sequence[str] = ()
 ) -> list[WeightNames]:
-    """The weights that have a tensor ``<module>.<first>``, with those of the other roles, which are named likewise."""
+    """The weights that have a tensor ``<module>.<first>``, with those of the other roles, which are named likewise.
+    ``telling``: roles of no other tensors, so that one of them without the first is an error."""
     found = []
     for name in held:
         module, _, last = name.rpartition(".")
+        if last in telling:
+            check_complete(name, [f"{module}.{first}"], held)
         if last == first:
             check_complete(name, (f"{module}.{role}" for role in needed), held)
             parts = {role: f"{module}.{role}" for role in (first, *needed, *optional)}
@@ -249,6 +252,19 @@ def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], 
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
         raise CheckpointError(f"quantization_config: {key} must be within -2^63 and 2^63, not {value}")
     return value
+
+
+def agreed(config: Mapping[str, Any], keys: Sequence[str], kind: type, default: Any = ...) -> Any:
+    """The value of ``keys``, names of one setting, text in lowercase; CheckpointError if two of them contradict each
+    other, since libraries differ in which they read. ``default``: the value if all are absent or null."""
+    found = {key: setting(config, key, kind) for key in keys if config.get(key) is not None}
+    if not found:
+        return setting(config, keys[0], kind, default)
+    first, *others = (value.lower() if isinstance(value, str) else value for value in found.values())
+    if any(value != first for value in others):
+        told = ", ".join(f"{key} {reprlib.repr(value)}" for key, value in found.items())
+        raise CheckpointError(f"quantization_config: {told}: these mean the same, so keep the one that is right")
+    return first
 
 
 def one_of(config: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:

@@ -26,7 +26,18 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import Described, WeightNames, exactly, grouped, kind_of, order_of, refuse_unknown, setting
+from bitport.interop.codec import (
+    Described,
+    WeightNames,
+    agreed,
+    exactly,
+    grouped,
+    kind_of,
+    one_of,
+    order_of,
+    refuse_unknown,
+    setting,
+)
 from bitport.interop.shifts import of_zero_points, zero_points
 from bitport.interop.words import PLANES, from_codes, from_stream, of_planes, to_codes, to_stream
 from bitport.numerics.format import LONGEST_BLOCK
@@ -131,7 +142,8 @@ class Reader(codec.Reader):
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        said = setting(config, "checkpoint_format", str, setting(config, "format", str, "gptq"))
+        one_of(config, "method", ("gptq",))
+        said = agreed(config, ("checkpoint_format", "format"), str, "gptq")
         if said not in FORMS or setting(config, "is_marlin_format", bool, False):
             raise CheckpointError(f"GPTQ in the format {said!r} (or Marlin's): {', '.join(FORMS)} are read")
         if rotation := config.get("rotation"):
@@ -150,7 +162,7 @@ class Reader(codec.Reader):
         self.common = Settings.of(config, self.form.bits)
 
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
-        found = grouped(held, "qweight", ("qzeros", "scales"), ("g_idx",))
+        found = grouped(held, "qweight", ("qzeros", "scales"), ("g_idx",), telling=("qzeros", "g_idx"))
         if embeddings := [weight.name for weight in found if kind_of(weight.name, (1, 1)) == "embedding"]:
             raise CheckpointError(
                 f"{embeddings[0]} is an embedding, which lies the other way round in a file of GPTQ and is not read"
