@@ -93,8 +93,9 @@ def only(said: dict[str, Any], layer: Layer) -> QTensor:
         ({**MX4, "act_bits": 16}, mx(4), "mxfp4-wo"),
         (MX8, mx(8), "mxfp8"),
         (NV4, nv(), "nvfp4-static"),
-        (STATIC, rows(), "fp8-channel-static"),
+        ({**STATIC, "act_dynamic": False}, rows(), "fp8-channel-static"),
         (BLOCKS, blocks(), "fp8-block"),
+        ({**BLOCKS, "weight_block_size": None, "act_dynamic": True}, blocks(), "fp8-block"),
         ({**FP8, "group_size": 0, "act_bits": 16, "activation_scheme": "dynamic"}, rows(), "fp8-wo"),
     ],
 )
@@ -142,6 +143,11 @@ def test_notes_and_scales_of_the_cache() -> None:
         ({**FP8, "bits": 4}, "data_type 'fp' of 4 bits"),
         ({**FP8, "extra_config": {"m": {"bits": 8, "group_size": 32}}}, "float8 with other settings for ^m$"),
         ({**FP8, "activation_scheme": "other"}, "activation_scheme 'other'"),
+        ({**FP8, "act_bits": 4}, "inputs in 'fp' of 4; fp of 8 are read"),
+        ({**FP8, "act_data_type": "int"}, "inputs in 'int' of 8"),
+        ({**STATIC, "act_dynamic": True}, "with act_dynamic False"),
+        ({**BLOCKS, "act_dynamic": False}, "with act_dynamic True"),
+        ({**BLOCKS, "group_size": [64, 64]}, "weight_block_size [128, 128], group_size [64, 64]: these mean the same"),
     ],
     ids=str,
 )

@@ -17,16 +17,15 @@ import torch
 
 from bitport.errors import CheckpointError
 from bitport.interop import codec, compressed_tensors, float8
-from bitport.interop.codec import setting
+from bitport.interop.codec import agreed, one_of, setting
 from bitport.interop.compressed_tensors.arguments import formats_of
 from bitport.interop.compressed_tensors.groups import group_of
 from bitport.schemes import Scheme, preset
 
 NAMES = {("mx_fp", 4): "mxfp4", ("mx_fp", 8): "mxfp8", ("nv_fp", 4): "nvfp4"}
 """(data_type, bits) -> scheme."""
-INPUTS = {"mx_fp": ("mx_fp", "mx_fp_rceil"), "nv_fp": ("nv_fp4_with_static_gs",)}
+KINDS = {"fp": ("fp",), "mx_fp": ("mx_fp", "mx_fp_rceil"), "nv_fp": ("nv_fp4_with_static_gs",)}
 """data_type -> those of inputs, act_data_type."""
-KINDS = ("fp", *INPUTS)
 FLOAT8 = ("activation_scheme", "weight_block_size", "fmt")
 """Settings of the files that are stored as transformers' fp8."""
 KEPT = 16
@@ -48,8 +47,10 @@ def reader_of(config: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]], d
     if (bits := setting(config, "bits", int, 8)) != 8:
         raise CheckpointError(f"AutoRound with data_type 'fp' of {bits} bits: 8 are read")
     theirs = {key: config[key] for key in FLOAT8 if key in config}
-    if setting(config, "act_bits", int, KEPT) >= KEPT:
-        theirs["activation_scheme"] = None
+    if isinstance(config.get("group_size"), list):
+        theirs["weight_block_size"] = agreed(config, ("weight_block_size", "group_size"), list)
+    scheme = one_of(config, "activation_scheme", ("dynamic", "static"))
+    theirs["activation_scheme"] = scheme if _rounds(config, "fp", bits, scheme == "dynamic") else None
     return float8.Reader(theirs, dtype)
 
 
@@ -57,18 +58,25 @@ def _scheme(said: Mapping[str, Any], pattern: str) -> Scheme:
     where = f"AutoRound with extra_config {pattern!r}" if pattern else "AutoRound"
     kind, bits = setting(said, "data_type", str), setting(said, "bits", int, 4)
     if (kind, bits) not in NAMES:
-        told = ", ".join(f"{kind} of {bits}" for kind, bits in NAMES)
-        raise CheckpointError(f"{where}: data_type {kind!r} of {bits} bits beside {', '.join(INPUTS)}: {told} are read")
+        kinds, told = dict.fromkeys(kind for kind, _ in NAMES), ", ".join(f"{kind} of {bits}" for kind, bits in NAMES)
+        raise CheckpointError(f"{where}: data_type {kind!r} of {bits} bits beside {', '.join(kinds)}: {told} are read")
     name = NAMES[kind, bits]
-    scheme, rounded = preset(name), setting(said, "act_bits", int, KEPT)
+    scheme = preset(name)
     if (group := setting(said, "group_size", int, scheme.weight.block[1])) != scheme.weight.block[1]:
         raise CheckpointError(f"{where}: {kind} in groups of {group}; those of {scheme.weight.block[1]} are read")
+    return scheme if _rounds(said, kind, bits, True, where) else preset(f"{name}-wo")
+
+
+def _rounds(said: Mapping[str, Any], kind: str, bits: int, dynamic: bool, where: str = "AutoRound") -> bool:
+    """Whether inputs are rounded; CheckpointError if it is to other numbers than those of the weights. ``dynamic``:
+    what act_dynamic must be."""
+    rounded = setting(said, "act_bits", int, KEPT)
     if rounded >= KEPT:
-        return preset(f"{name}-wo")
-    inputs = setting(said, "act_data_type", str, INPUTS[kind][0])
-    if rounded != bits or inputs not in INPUTS[kind] or not setting(said, "act_dynamic", bool, True):
+        return False
+    inputs = setting(said, "act_data_type", str, KINDS[kind][0])
+    if rounded != bits or inputs not in KINDS[kind] or setting(said, "act_dynamic", bool, dynamic) != dynamic:
         raise CheckpointError(
-            f"{where}: {kind} of {bits} bits with inputs in {inputs!r} of {rounded}; {' and '.join(INPUTS[kind])} of "
-            f"{bits} are read, with act_dynamic, or inputs of {KEPT} bits"
+            f"{where}: {kind} of {bits} bits with inputs in {inputs!r} of {rounded}; {' and '.join(KINDS[kind])} of "
+            f"{bits} are read, with act_dynamic {dynamic}, or inputs of {KEPT} bits"
         )
-    return scheme
+    return True
