@@ -78,6 +78,7 @@ HUGE = 1 << 60
         ([setting("a", TEXT, struct.pack("<Q", 1) + b"\xff")], [], "cut off or damaged"),
         ([setting("general.alignment", WHOLE, struct.pack("<I", 0))], [], "alignment is 0"),
         ([setting("general.alignment", TEXT, text("x"))], [], "alignment is 'x'"),
+        ([setting("general.quantization_version", WHOLE, struct.pack("<I", 1))], [], "version is 1; 2 is read"),
         ([], [entry("w", ())], "0 dimensions"),
         ([], [entry("w\x1b[2J", (1,))], "characters that cannot be shown"),
         ([], [entry("w" * 1001, (1,))], "1001 characters; names of at most 1000 are read"),

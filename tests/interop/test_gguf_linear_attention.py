@@ -12,7 +12,7 @@ import torch
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import convert
 from bitport.interop.gguf import Gguf
-from bitport.interop.gguf.changes import Order, logarithm
+from bitport.interop.gguf.changes import Change, Order, logarithm, misfit
 from bitport.interop.gguf.header import read_header
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
@@ -37,6 +37,14 @@ def test_the_order_of_heads() -> None:
     order = Order(1, 2, 3, 2)
     assert order.size == len(file)
     assert [file[at] for at in order.places()] == wanted
+
+
+def test_columns_are_those_of_a_matrix() -> None:
+    """A file may say any shape for a tensor."""
+    change = Change(columns=Order(0, 2, 3, 2))
+    assert misfit((5, 12), change) == ""
+    for shape in ((12,), (5, 1, 12), (5, 10)):
+        assert str([*shape]) in misfit(shape, change)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -133,6 +141,9 @@ def test_layers_that_predict_more_are_left_out(tmp_path: Path) -> None:
         ({"rope.dimension_sections": None}, "dimension_sections must be list"),
         ({"rope.dimension_sections": ([2, 1, 1], types.ARRAY)}, "three sizes and 0 are read"),
         ({"rope.dimension_sections": ([2, 1, 1, 1], types.ARRAY)}, "three sizes and 0 are read"),
+        ({"rope.dimension_count": (34, types.UINT32)}, "dimension_count is 34, and must be 1 to 32"),
+        ({"rope.dimension_count": (7, types.UINT32)}, "dimension_count is 7; dimensions are turned in pairs"),
+        ({"block_count": (4, types.UINT32)}, r"lacks blk\.3\.attn_norm\.weight, blk\.3\.attn_q\.weight"),
         ({"full_attention_interval": (3, types.UINT32)}, r"blk\.1\.attn_.*has no such"),
         ({"ssm.state_size": (32, types.UINT32), "ssm.inner_size": (192, types.UINT32)}, "belong where"),
     ],

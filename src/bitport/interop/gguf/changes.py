@@ -93,6 +93,8 @@ def misfit(shape: Sequence[int], change: Change) -> str:
     """Why a tensor of ``shape`` cannot be changed so; empty if it can."""
     if change.heads and shape[0] % (2 * change.heads):
         return f"has {shape[0]} rows, no pairs of {change.heads} heads"
+    if change.columns and len(shape) != 2:
+        return f"is {list(shape)}, and must be a matrix"
     for axis, order in ((0, change.rows), (-1, change.columns)):
         if order and shape[axis] != order.size:
             return f"is {list(shape)}, and {order.size} belong where {shape[axis]} is"

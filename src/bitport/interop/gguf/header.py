@@ -31,6 +31,8 @@ LONGEST = 1 << 26
 """The most bytes before the data: a vocabulary of 262144 tokens with its merges takes a fifth."""
 VERSIONS = (2, 3)
 ALIGNMENT = 32
+BLOCK_VERSION = 2
+"""general.quantization_version: of the block types, which were others in files before GGUF."""
 DIMENSIONS = 5
 """ggml supports up to 4; convolutions of video models are written with 5."""
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -168,6 +170,10 @@ def _parse(cursor: Cursor, path: Path, size: int) -> Header:
     alignment = said.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20:
         raise CheckpointError(f"{path}: general.alignment is {short(alignment)}")
+    if (blocks := said.get("general.quantization_version", BLOCK_VERSION)) != BLOCK_VERSION:
+        raise CheckpointError(
+            f"{path}: general.quantization_version is {short(blocks)}; {BLOCK_VERSION} is read: convert the model again"
+        )
     entries = [_entry(cursor, path) for _ in range(tensors)]
     start = -(-cursor.at // alignment) * alignment
     return Header(said, dict(_placed(path, entries, start, size)))

@@ -97,7 +97,34 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
             continue
         whole = whole if path in BARE else f"{whole}.{kind}"
         found[whole] = Piece(whole, (stored,), _change(its, leaf, kind, config), scales=_scales([name], tensors))
+    if lost := [name for name in _required(its, config) if not _is_there(name, tensors)]:
+        raise CheckpointError(f"the file lacks {shortened(lost, 3)}, which llama.cpp requires too; fetch it again")
     return list(found.values())
+
+
+def _required(its: Architecture, config: Mapping[str, Any]) -> list[str]:
+    """The tensors in every file of such a model, with each stack of its own."""
+    leaves = {leaf: BARE.get(path, "weight") for leaf, path in its.names.items()}
+    leaves |= dict.fromkeys((leaf for each in its.stacked.values() for leaf in each), "weight")
+    both = [*leaves.items(), *((leaf, "bias") for leaf in its.biased if leaf not in OUTSIDE)]
+    found = [
+        _named(f"blk.{block}.{leaf}", kind)
+        for block in range(config["num_hidden_layers"])
+        for leaf, kind in both
+        if _in_layer(its, leaf, config, block)
+    ]
+    return [
+        *found,
+        "token_embd.weight",
+        "output_norm.weight",
+        *(f"{leaf}.bias" for leaf in its.biased if leaf in OUTSIDE),
+    ]
+
+
+def _is_there(name: str, tensors: Collection[str]) -> bool:
+    """Whether ``tensors`` have it, or the stack that it is part of."""
+    stacks = (name.replace(part, whole) for whole, parts in TOGETHER.items() for part in parts)
+    return name in tensors or any(stack in tensors for stack in stacks)
 
 
 def _stack(its: Architecture, leaf: str) -> tuple[str, tuple[str, ...]]:
@@ -152,21 +179,10 @@ def places(its: Architecture, names: Collection[str], config: Mapping[str, Any])
     """The inverse of pieces(), by names of the model's tensors; ArgumentError for one that has no place in a file, and
     if one that llama.cpp requires is missing."""
     found = {name: place for name in names if (place := _place(its, name, config))}
-    leaves = {leaf: BARE.get(path, "weight") for leaf, path in its.names.items()}
-    leaves |= dict.fromkeys((leaf for each in its.stacked.values() for leaf in each), "weight")
-    both = [*leaves.items(), *((leaf, "bias") for leaf in its.biased if leaf not in OUTSIDE)]
-    wanted = [
-        _named(f"blk.{block}.{leaf}", kind)
-        for block in range(config["num_hidden_layers"])
-        for leaf, kind in both
-        if _in_layer(its, leaf, config, block)
-    ]
-    wanted += ["token_embd.weight", "output_norm.weight"]
-    wanted += [f"{leaf}.bias" for leaf in its.biased if leaf in OUTSIDE]
     there = {name for place in found.values() for name in place.names}
     if strange := [name for name in names if name not in found]:
         raise ArgumentError(f"GGUF files of {its.model_type} have no place for {shortened(strange, 3)}")
-    if lost := [name for name in wanted if name not in there]:
+    if lost := [name for name in _required(its, config) if name not in there]:
         raise ArgumentError(f"the model lacks what would be {shortened(lost, 3)} in the file")
     return found
 

@@ -90,7 +90,12 @@ def mistral3(settings: Settings, config: dict[str, Any]) -> None:
 
 def turned(settings: Settings, config: dict[str, Any]) -> None:
     head = config["head_dim"]
-    config["rope_parameters"]["partial_rotary_factor"] = settings.whole("rope.dimension_count", head) / head
+    count = settings.whole("rope.dimension_count", head, most=head)
+    if count % 2:
+        raise CheckpointError(
+            f"{settings.architecture}.rope.dimension_count is {count}; dimensions are turned in pairs"
+        )
+    config["rope_parameters"]["partial_rotary_factor"] = count / head
 
 
 def starcoder2(settings: Settings, config: dict[str, Any]) -> None:
