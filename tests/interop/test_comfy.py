@@ -103,7 +103,11 @@ def test_what_has_no_scale_and_what_is_no_layer(tmp_path: Path) -> None:
         ({"context_embedder.scale_weight": torch.ones((), dtype=torch.int32)}, r"scale_weight must be"),
         (
             {"x_embedder.proj.scale_weight": torch.tensor(2.0)},
-            r"scale_weight is 2, and .*proj.weight is torch.bfloat16",
+            r"scale_weight: the format of .*proj.weight, torch.bfloat16, has none",
+        ),
+        (
+            {"context_embedder.pre_quant_scale": torch.ones(64)},
+            r"pre_quant_scale: the format of context_embedder.weight",
         ),
         ({"spare.scale_weight": torch.ones(())}, r"spare.scale_weight is there without spare.weight"),
         (

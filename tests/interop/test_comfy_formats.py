@@ -211,6 +211,15 @@ LAYER = "context_embedder"  # [256, 64]
             {"comfy_quant": saying(format="mxfp8"), "weight_scale": torch.zeros(256, 4)},
             "weight_scale must be torch.float8_e8m0fnu or torch.uint8 .*, not torch.float32",
         ),
+        (
+            {"weight_scale_2": torch.ones(())},
+            "weight_scale_2: the format of context_embedder.weight, torch.float8_e4m3fn",
+        ),
+        (
+            {"scale_weight": torch.full((), 2.0)},
+            "scale_weight: the format of context_embedder.weight, torch.float8_e4m3fn",
+        ),
+        ({"comfy_quant": None, "weight_scale": torch.ones(256)}, "weight_scale: neither .* who name none"),
         ({"pre_quant_scale": torch.ones(63)}, r"pre_quant_scale must be .* \[64\]"),
         ({"weight": torch.zeros(256, 0, dtype=torch.float8_e4m3fn)}, r"not torch.float8_e4m3fn \[256, 0\]"),
     ],
@@ -224,11 +233,23 @@ def test_files_that_are_none(changes: dict[str, Any], reason: str, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("said", ["{", "[]", '{"layers": 3}', '{"layers": {"a": 1}}', '{"layers": {"a": {}}}'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{",
+        "[]",
+        '{"format_version": "2.0", "layers": {}}',
+        '{"layers": 3}',
+        '{"layers": {"a": 1}}',
+        '{"layers": {"a": {}}}',
+    ],
+)
 def test_metadata_that_is_none(said: str, tmp_path: Path) -> None:
     path, config, _, _ = made("sd3", tmp_path)
     save_file({"a.weight": torch.ones(2)}, path, metadata={"_quantization_metadata": said})
-    with pytest.raises(CheckpointError, match=r"_quantization_metadata (is|must be)|a has the format None"):
+    with pytest.raises(
+        CheckpointError, match=r"_quantization_metadata (is|must be|has the format_version '2.0')|a has the format None"
+    ):
         convert(path, tmp_path / "out", config=config, progress=False)
 
 

@@ -83,6 +83,12 @@ def test_what_is_described_is_what_comes(tmp_path: Path) -> None:
     assert_described(Comfy(path, config))
 
 
+def test_factors_of_inputs_are_not_theirs(tmp_path: Path) -> None:
+    path, config, _ = made(tmp_path, pre_quant_scale=torch.full((64,), 2.0))
+    with pytest.raises(CheckpointError, match=rf"{LAYER}\.pre_quant_scale: the format of {LAYER}\.weight"):
+        convert(path, tmp_path / "out", config=config, progress=False)
+
+
 WEIGHT = torch.zeros(256, 64).to(torch.float8_e4m3fn)
 HALF = torch.zeros(256, 32, dtype=torch.uint8)
 BLOCKS = torch.zeros(256, 4).to(torch.float8_e4m3fn)

@@ -30,6 +30,7 @@ ComfyUI rounds them with ``input_scale``, or with their maximum, unless full_pre
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -61,7 +62,10 @@ MARK = ("scaled_fp8", f"{PREFIX}scaled_fp8")
 OLD_SCALE, SCALE, SECOND, BEFORE = "scale_weight", "weight_scale", "weight_scale_2", "pre_quant_scale"
 INPUTS = ("scale_input", "input_scale")
 DESCRIPTION, METADATA = "comfy_quant", "_quantization_metadata"
-ROLES = (OLD_SCALE, SCALE, SECOND, BEFORE, *INPUTS, DESCRIPTION)
+FACTORS = (OLD_SCALE, SCALE, SECOND, BEFORE)
+ROLES = (*FACTORS, *INPUTS, DESCRIPTION)
+VERSION = "1.0"
+"""The format_version of METADATA."""
 LONGEST = 1 << 16
 """The most bytes of a description."""
 Tensors = Callable[[str], Tensor]
@@ -124,10 +128,7 @@ def stored_in(reader: SafetensorsReader) -> dict[str, ComfyWeight]:
         if last in ROLES and weight not in held:
             raise CheckpointError(f"{name} is there without {weight}; fetch the file again")
         if last in (SCALE, SECOND) and layer not in said:
-            found[weight] = _unnamed(layer, held)
-        factor = float(number_in(reader.read(name), name)) if last == OLD_SCALE else 1.0
-        if factor != 1 and held[weight].dtype not in FLOAT8:
-            raise CheckpointError(f"{name} is {factor:g}, and {weight} is {held[weight].dtype}, not float8")
+            found[weight] = _unnamed(layer, held, alone=not said)
         if span.dtype in FLOAT8 and name not in found and last not in ROLES and name not in MARK:
             old = f"{layer}.{OLD_SCALE}"
             scale = old if last == "weight" and old in held else None
@@ -139,6 +140,15 @@ def stored_in(reader: SafetensorsReader) -> dict[str, ComfyWeight]:
     for one in found.values():  # mismatches are reported before any data is read
         one.read(described)
         one.factors(described)
+    used = {part for one in found.values() for part in (one.scale, one.second, one.before)}
+    for name in ours:
+        layer, _, last = name.rpartition(".")
+        if last not in FACTORS or name in used or (last == OLD_SCALE and number_in(reader.read(name), name) == 1):
+            continue
+        raise CheckpointError(
+            f"{name}: the format of {layer}.weight, {held[f'{layer}.weight'].dtype}, has none: without it the numbers "
+            f"may be wrong. Take another file"
+        )
     return found
 
 
@@ -155,7 +165,10 @@ def is_theirs(name: str, dtype: torch.dtype) -> bool:
 def _said(reader: SafetensorsReader, names: Collection[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (layer, its description); a description next to the weight comes last, and takes precedence."""
     if METADATA in reader.metadata:
-        layers = parsed_object(reader.metadata[METADATA], METADATA).get("layers")
+        every = parsed_object(reader.metadata[METADATA], METADATA)
+        if str(version := every.get("format_version", VERSION)) != VERSION:
+            raise CheckpointError(f"{METADATA} has the format_version {reprlib.repr(version)}; {VERSION} is read")
+        layers = every.get("layers")
         if not isinstance(layers, dict) or not all(isinstance(each, dict) for each in layers.values()):
             raise CheckpointError(f'{METADATA} must be {{"layers": {{name: {{"format": ..}}}}}}; fetch the file again')
         yield from layers.items()
@@ -189,19 +202,19 @@ def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) ->
     return ComfyWeight(name, shape, scheme, parts[SCALE], parts.get(SECOND), before if before in held else None)
 
 
-def _unnamed(layer: str, held: Mapping[str, Span]) -> ComfyWeight:
-    """A weight of Black Forest Labs."""
+def _unnamed(layer: str, held: Mapping[str, Span], alone: bool) -> ComfyWeight:
+    """A weight of Black Forest Labs. ``alone``: whether the file names no format of others, as theirs do not."""
     name, scale, second = (f"{layer}.{role}" for role in ("weight", SCALE, SECOND))
     weight, its = held[name], held.get(scale)
-    if its and len(weight.shape) == 2 and all(weight.shape):
+    if alone and its and len(weight.shape) == 2 and all(weight.shape):
         n, k = weight.shape
         if second in held and (weight.dtype, its.dtype) == (torch.uint8, E4M3):
             return ComfyWeight(name, (n, 2 * k), BLOCKS["nvfp4"], scale, second, unnamed=True)
         if second not in held and weight.dtype == E4M3 and its.shape == (n,):
             return ComfyWeight(name, (n, k), _scheme(FLOAT8[E4M3], CHANNEL), scale, unnamed=True)
     raise CheckpointError(
-        f"{scale if its else second}: neither {layer}.{DESCRIPTION} nor {METADATA} says in which format, and by their "
-        f"shapes it is neither of Black Forest Labs: float8 with a scale for each row, nvfp4 with scales in rows"
+        f"{scale if its else second}: neither {layer}.{DESCRIPTION} nor {METADATA} says in which format, and it is "
+        f"neither of Black Forest Labs, who name none: float8 with a scale for each row, nvfp4 with scales in rows"
     )
 
 
