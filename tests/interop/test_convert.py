@@ -294,11 +294,14 @@ def test_bytes_that_nobody_explains(theirs: Path, tmp_path: Path) -> None:
         convert(path, tmp_path / "out", progress=False)
 
 
-@pytest.mark.parametrize("last", ["global_scale", "weight"])
-def test_a_part_of_a_weight_that_is_not_known(last: str, theirs: Path, tmp_path: Path) -> None:
-    """Newer versions of a library may add parts; ignoring one would change the numbers of the weight."""
-    path = changed(theirs, tmp_path / "more", {f"model.layers.0.mlp.up_proj.{last}": torch.full((1,), 2.0)})
-    with pytest.raises(CheckpointError, match=rf"up_proj.{last} lies beside a quantized weight, and is not one"):
+@pytest.mark.parametrize(
+    ("last", "dtype"), [("global_scale", torch.float32), ("weight", torch.float32), ("bias", torch.int32)]
+)
+def test_a_part_of_a_weight_that_is_not_known(last: str, dtype: torch.dtype, theirs: Path, tmp_path: Path) -> None:
+    """Newer versions of a library may add parts; ignoring one would change the numbers of the weight. A bias in
+    integers has a scale."""
+    path = changed(theirs, tmp_path / "more", {f"model.layers.0.mlp.up_proj.{last}": torch.ones(1, dtype=dtype)})
+    with pytest.raises(CheckpointError, match=rf"up_proj.{last}, {dtype}, lies beside a quantized weight, and is none"):
         convert(path, tmp_path / "out", progress=False)
 
 

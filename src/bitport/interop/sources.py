@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.dtypes import DTYPES
+from bitport.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES
 from bitport.checkpoint.load import read_plain
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import Entry
@@ -154,7 +154,7 @@ class Foreign:
 
     def _check_others(self) -> None:
         """CheckpointError unless all tensors that belong to no weight can be the model's: next to a quantized weight,
-        only a bias."""
+        only a bias in floats."""
         parts = (part for weight in self.weights for part in (weight.name, *weight.parts.values()))
         quantized = {part.removesuffix(".weight") for part in parts if part.endswith(".weight")}
         for name in self.files.stored.keys() - self.rest - self.first.keys():
@@ -162,10 +162,10 @@ class Foreign:
             held = self.files.stored[name]
             if last == "weight" and held.dtype.itemsize == 1:
                 raise CheckpointError(f"{self.path}: {name} is {held.dtype}, and nothing says what its numbers mean")
-            if module in quantized and not last.endswith("bias"):
+            if module in quantized and not (last.endswith("bias") and held.dtype in WEIGHT_DTYPES):
                 raise CheckpointError(
-                    f"{self.path}: {name} lies beside a quantized weight, and is not one of the parts of {self.format} "
-                    "that are read: without it the numbers may be wrong. Quantize the original model: bitport quantize"
+                    f"{self.path}: {name}, {held.dtype}, lies beside a quantized weight, and is none of the parts of "
+                    f"{self.format} that are read: numbers may be wrong. Quantize the original model: bitport quantize"
                 )
 
     def _dtype(self) -> torch.dtype:
