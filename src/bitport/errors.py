@@ -23,6 +23,15 @@ def shortened(names: Iterable[str], limit: int = 10) -> str:
     return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" if len(every) > limit else "")
 
 
+LONGEST = 1500
+"""Characters of an error that may quote a value of a file, of any length."""
+
+
+def cut(text: str) -> str:
+    """``text`` up to LONGEST characters."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
 class BitportError(Exception):
     """Base class of all bitport exceptions."""
 

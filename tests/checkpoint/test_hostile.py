@@ -120,6 +120,7 @@ LIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "scheme no string": (put("tensors", WEIGHT, "scheme", value=[]), r"no scheme \[\]"),
     "scheme forgotten": (drop("tensors", WEIGHT, "scheme"), "has the one part ''"),
     "scheme of a later version": (put("schemes", "0", "version", value=9), "upgrade bitport"),
+    "scheme of a long version": (put("schemes", "0", "version", value="9" * 10**4), r"scheme version '999.* \.\.\."),
     "scheme with more": (put("schemes", "0", "surprise", value=9), "unknown keys"),
     "scheme of text": (put("schemes", "0", value="int4"), "an object with the keys"),
     "scheme of no type": (put("schemes", "0", "weight", "dtype", value="int99"), "unknown number type"),

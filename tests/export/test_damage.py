@@ -61,6 +61,14 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("key", ["format", "target"])
+def test_an_error_quotes_no_whole_file(key: str, packed: Path, tmp_path: Path) -> None:
+    path = changed(packed, tmp_path / "changed.pt2", lambda manifest: manifest.update({key: "x" * 10**6}))
+    with pytest.raises(ExportError, match=r"this is x|no whole package") as caught:
+        load(path)
+    assert len(str(caught.value)) < 2000
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_manifest_that_does_not_fit(name: str, packed: Path, tmp_path: Path) -> None:
     change, said = CHANGES[name]

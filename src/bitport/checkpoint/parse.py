@@ -16,7 +16,7 @@ from bitport.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES, countable
 from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
 from bitport.checkpoint.safetensors_reader import named
 from bitport.checkpoint.shards import inside
-from bitport.errors import CheckpointError, SchemeError
+from bitport.errors import CheckpointError, SchemeError, cut
 from bitport.json_text import parsed
 from bitport.schemes import Scheme
 from bitport.tensor import PARTS
@@ -155,7 +155,7 @@ class _Parser:
         try:
             return Scheme.from_dict(value)
         except SchemeError as error:
-            raise CheckpointError(f"{self.source}: {where}: {error}") from error
+            raise CheckpointError(f"{self.source}: {where}: {cut(str(error))}") from error
 
     def tied(self, tied: dict[str, Any], tensors: dict[str, Entry]) -> dict[str, str]:
         for alias, name in tied.items():

@@ -19,7 +19,7 @@ from bitport.arguments import path_of
 from bitport.checkpoint.dtypes import READABLE, countable, from_bytes
 from bitport.checkpoint.safetensors_reader import ALIGNED, SafetensorsReader
 from bitport.checksum import crc32
-from bitport.errors import ArgumentError, CheckpointError, ExportError
+from bitport.errors import ArgumentError, CheckpointError, ExportError, cut
 from bitport.export.archive import ArchiveReader
 from bitport.export.level import RUN_BY
 from bitport.export.weights import CHUNK, PAD
@@ -68,7 +68,10 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
             for name, entry in manifest["methods"].items()
         }
     except WRONG as error:
-        raise ExportError(f"{file} is no whole package of bitport: {type(error).__name__}: {error}") from error
+        told = cut(f"{type(error).__name__}: {error}")
+        raise ExportError(f"{file} is no whole package of bitport: {told}") from error
+    except ExportError as error:
+        raise ExportError(cut(str(error))) from error
     return Program(file, manifest, methods, weights)
 
 

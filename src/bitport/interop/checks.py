@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, cut
 from bitport.numerics import FLOATS, NUMBER_TYPES
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -18,8 +18,6 @@ POWERS = (torch.uint8, E8M0)
 """The dtypes of scales that are powers of two."""
 FLOAT8 = {NUMBER_TYPES[name].storage: name for name in ("float8_e4m3", "float8_e5m2")}
 """The dtypes of weights in float8 -> their number type."""
-LONGEST = 1500
-"""Characters of an error in :func:`within`: it may quote a value of the file of any length."""
 
 
 @contextlib.contextmanager
@@ -28,8 +26,7 @@ def within(where: str | Path) -> Iterator[None]:
     try:
         yield
     except (ArgumentError, CheckpointError) as error:
-        text = str(error)
-        raise CheckpointError(f"{where}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}") from error
+        raise CheckpointError(f"{where}: {cut(str(error))}") from error
 
 
 def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int | None]) -> Tensor:
