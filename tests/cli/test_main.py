@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import bitport
 from bitport.cli import main as cli
@@ -152,3 +153,18 @@ def test_what_the_terminal_cannot_show_is_no_error(tmp_path: Path) -> None:
     ran = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
     assert ran.returncode == 0, ran.stderr
     assert r"gr\xf6\xdfer" in ran.stdout
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8:surrogateescape"])
+def test_what_a_file_says_does_not_control_the_terminal(encoding: str, tmp_path: Path) -> None:
+    """JSON holds any character, also half of one."""
+    (source := tmp_path / "source").mkdir()
+    save_file({"a.weight": torch.ones(2, 2)}, source / "model.safetensors")
+    (source / "config.json").write_text(r'{"quantization_config": {"quant_method": "\u001b[2J\ud800"}}')
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    for verb, code in ((["inspect"], 0), (["quantize", "--scheme", "int4", "-o", str(tmp_path / "out")], 1)):
+        words = [sys.executable, "-m", "bitport", *verb, str(source)]
+        ran = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+        assert ran.returncode == code, ran.stderr
+        assert r"\x1b[2J\ud800" in ran.stdout + ran.stderr
+        assert "\x1b" not in ran.stdout + ran.stderr

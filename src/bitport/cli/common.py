@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from bitport.schemes import preset
 T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that control a terminal, or that no encoding has, but not ends of lines and tabs."""
 
 
 class UsageError(ArgumentError):
@@ -163,12 +166,17 @@ def read_text(path: Path) -> str:
 
 
 def show(args: argparse.Namespace, data: Any, text: str) -> None:
-    """Print ``data`` as JSON with --json, else ``text``. If the reader closes the pipe, like head, the verb goes on:
-    reports are still to be written."""
+    """Print ``data`` as JSON with --json, else ``text``, which may quote a file of others. If the reader closes the
+    pipe, like head, the verb goes on: reports are still to be written."""
     try:
-        print(json.dumps(finite(data), indent=2, allow_nan=False) if args.json else text, flush=True)
+        print(json.dumps(finite(data), indent=2, allow_nan=False) if args.json else printable(text), flush=True)
     except BrokenPipeError:
         drop_output()
+
+
+def printable(text: str) -> str:
+    """``text`` with CONTROL as escapes."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def drop_output() -> None:

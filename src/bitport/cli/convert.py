@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from bitport.checkpoint import read_manifest
-from bitport.cli.common import add_shard_size, add_verb, location, show
+from bitport.cli.common import add_shard_size, add_verb, location, printable, show
 from bitport.cli.quantize import named, naming_notes
 from bitport.interop import READERS, convert
 from bitport.interop.convert import BITPORT, FORMATS
@@ -83,6 +83,6 @@ def run(args: argparse.Namespace) -> int:
         model, notes = named(args.output)
         notes += naming_notes(model, args.output, lambda as_model: as_model(read_manifest(args.output)).tensors, advice)
         for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(printable(f"note: {note}"), file=sys.stderr)
     show(args, dataclasses.asdict(done), f"{done}\nwritten to {args.output}")
     return 0

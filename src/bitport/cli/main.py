@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from bitport.cli import bench, compare, convert, doctor, evaluate, explain, export, generate, inspect, quantize, tune
-from bitport.cli.common import UsageError, drop_output
+from bitport.cli.common import UsageError, drop_output, printable
 from bitport.errors import BitportError
 from bitport.report.versions import library_version
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BitportError, OSError) as error:  # any verb may hit a full disk
         if args.debug:
             raise
-        print(f"bitport: error: {error}", file=sys.stderr)
+        print(printable(f"bitport: error: {error}"), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("bitport: interrupted", file=sys.stderr)
