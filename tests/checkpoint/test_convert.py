@@ -422,7 +422,7 @@ BAD_SOURCES = {
         _written(
             lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}')
         ),
-        "names 'x.safetensors', which is not in",
+        r"names '\.\./x.safetensors', which is not in",
     ),
     "index lost": (
         _written(lambda d: (d / "model.safetensors.index.json").unlink()),

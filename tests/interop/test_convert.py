@@ -305,6 +305,13 @@ def test_a_part_of_a_weight_that_is_not_known(last: str, dtype: torch.dtype, the
         convert(path, tmp_path / "out", progress=False)
 
 
+def test_an_index_with_a_name_longer_than_any_file_has(theirs: Path, tmp_path: Path) -> None:
+    path = changed(theirs, tmp_path / "more", {})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 5000}}))
+    with pytest.raises(CheckpointError, match=r"names 'x{200}', which is not in"):
+        convert(path, tmp_path / "out", progress=False)
+
+
 def test_a_quantized_head_is_not_tied(tmp_path: Path) -> None:
     """Whatever config.json says about it."""
     source = models.make_directory(tmp_path / "float", tie_word_embeddings=False)

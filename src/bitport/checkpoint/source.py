@@ -204,11 +204,13 @@ class Source:
         weight_map = json_object(path).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise CheckpointError(f"{path} has no 'weight_map' of names to files; fetch it again")
-        files = [self.path / file for file in sorted(set(weight_map.values()))]
-        for file in files:
-            if file.parent != self.path or not file.is_file():
-                raise CheckpointError(f"{path} names {file.name!r}, which is not in {self.path}; fetch it")
-            inside(self.path, file.name)
+        there = {file.name for file in self.path.iterdir() if file.is_file()}
+        names = sorted({str(Path(file)) for file in weight_map.values()})
+        for name in names:
+            if name not in there:
+                raise CheckpointError(f"{path} names {name[:200]!r}, which is not in {self.path}; fetch it")
+            inside(self.path, name)
+        files = [self.path / name for name in names]
         held: set[str] = set()
         for file in files:
             with SafetensorsReader(file) as reader:
