@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bitport.checkpoint import quantize_files
+from bitport.errors import CheckpointError
 from bitport.interop import convert
 from bitport.interop.skeleton import shapes_of
 from bitport.tensor import QTensor
@@ -77,3 +78,15 @@ def test_a_shape_by_the_name_in_the_files() -> None:
         assert shape_of(f"{prefix}.layers.1.self_attn.k_proj.weight") == (32, 64)
         assert shape_of(f"{prefix}.layers.1.self_attn.o_proj.bias") is None
     assert shape_of("visual.blocks.0.attn.proj.bias") == (32,)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"num_labels": 10**12}, "num_labels 1000000000000; up to 1048576"),
+        ({"audio": {"text": {"num_layers": 10**6}}}, "describes 1000000 layers, and its files have 50 tensors"),
+    ],
+)
+def test_numbers_that_would_take_all_memory(more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        shapes_of({"model_type": "llama", **SIZES, **more}, 50)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bitport.errors import CheckpointError
+from bitport.errors import CheckpointError, cut
 from bitport.optional import UNREADABLE, optional
 
 LEFT_OUT = ("quantization_config", "compression_config", "auto_map")
@@ -19,6 +19,9 @@ FACTOR, SPARE = 4, 1000
 LAYERS = 100
 """How many more layers than tensors a config.json may name: those of small models keep defaults, such as the 28 of
 max_window_layers."""
+
+LABELS = 1 << 20
+"""The most labels of a classifier, for each of which transformers makes a name."""
 
 
 class Bounded(TorchFunctionMode):
@@ -60,7 +63,7 @@ def shapes_of(config: Mapping[str, Any], tensors: int) -> Callable[[str], tuple[
     except (*UNREADABLE, bad_config) as error:
         raise CheckpointError(
             "the files do not hold the shapes of these weights, and transformers cannot make the model of config.json, "
-            f"which has them: {' '.join(str(error).split())}"
+            f"which has them: {cut(' '.join(str(error).split()))}"
         ) from error
     return lambda name: own[name] if name in own else own.get(rename(name)[0])
 
@@ -94,13 +97,18 @@ def renaming(model: Any, own: Container[str]) -> Callable[[str], tuple[str, Any,
 
 def check_layers(config: Mapping[str, Any], tensors: int) -> None:
     """CheckpointError if ``config`` counts far more layers, as in num_hidden_layers and n_layer, than there are
-    ``tensors``: making them would take forever."""
-    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
-    counts = [
-        value
-        for part in parts
-        for key, value in part.items()
-        if key.rpartition("_")[2] in ("layer", "layers") and type(value) is int
-    ]
-    if max(counts, default=0) > tensors + LAYERS:
+    ``tensors``, or more than LABELS labels: making them would take forever, or all memory."""
+    counts, labels = [0], [0]
+    parts = [config]
+    while parts:
+        for key, value in parts.pop().items():
+            if isinstance(value, dict):
+                parts.append(value)
+            elif type(value) is int and key.rpartition("_")[2] in ("layer", "layers"):
+                counts.append(value)
+            elif type(value) is int and key == "num_labels":
+                labels.append(value)
+    if max(counts) > tensors + LAYERS:
         raise CheckpointError(f"config.json describes {max(counts)} layers, and its files have {tensors} tensors")
+    if max(labels) > LABELS:
+        raise CheckpointError(f"config.json says num_labels {max(labels)}; up to {LABELS} are read")
