@@ -29,6 +29,7 @@ TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 ONE_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.weight")
 """A parameter of a model without stacked experts: part of ffn_<..>_exps."""
 ONE_BLOCK = re.compile(r"model\.layers\.(0|[1-9]\d{0,5})\.(.*)", re.DOTALL)
+IN_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.*)", re.DOTALL)
 
 
 class Piece(NamedTuple):
@@ -70,10 +71,10 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
         if kind in (SCALE, OF_INPUTS):
             _check_scaled(name, tensors.get(f"{module}.weight"))
             continue
-        block, leaf = re.fullmatch(r"(?s)(?:blk\.(0|[1-9]\d{0,5})\.)?(.*)", module).groups()  # type: ignore[union-attr]
+        block, leaf = parted(module)
         parameter, leaves = _stack(its, leaf)
-        path = parameter or (its.names if block else OUTSIDE).get(leaf)
-        inside = not block or (int(block) < config["num_hidden_layers"] and _in_layer(its, leaf, config, int(block)))
+        path = parameter or (OUTSIDE if block is None else its.names).get(leaf)
+        inside = block is None or (block < config["num_hidden_layers"] and _in_layer(its, leaf, config, block))
         biased = bool(its.biases) and (its.in_turn or not parameter)
         known = kind == BARE[path] if path in BARE else kind == "weight" or (kind == "bias" and biased)
         known = known and not (its.tied and leaf == "output")
@@ -81,7 +82,7 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
             raise CheckpointError(
                 f"{name}: a {config['model_type']} of {config['num_hidden_layers']} layers has no such"
             )
-        whole = f"model.layers.{block}.{path}" if block else path
+        whole = path if block is None else f"model.layers.{block}.{path}"
         if parameter:
             parts = [f"blk.{block}.{each}.{kind}" for each in leaves]
             if lost := [part for part in parts if part not in tensors]:
@@ -125,6 +126,12 @@ def _is_there(name: str, tensors: Collection[str]) -> bool:
     """Whether ``tensors`` have it, or the stack that it is part of."""
     stacks = (name.replace(part, whole) for whole, parts in TOGETHER.items() for part in parts)
     return name in tensors or any(stack in tensors for stack in stacks)
+
+
+def parted(name: str) -> tuple[int | None, str]:
+    """(block, rest) of a name in a file; (None, name) outside of blocks."""
+    found = IN_BLOCK.fullmatch(name)
+    return (int(found[1]), found[2]) if found else (None, name)
 
 
 def _stack(its: Architecture, leaf: str) -> tuple[str, tuple[str, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.changes import codes_of_model, floats_of_model, misfit, rows_of_model
 from bitport.interop.gguf.config import KEYS, Settings
 from bitport.interop.gguf.header import GgufTensor
-from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, pieces, together
+from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, parted, pieces, together
 from bitport.interop.gguf.split_files import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.numerics import Quantized
@@ -54,7 +53,8 @@ class Gguf:
             vectors = {name: stored.read() for name, stored in header.tensors.items() if _configures(name, stored)}
             settings = Settings(header.settings, vectors)
             self.config, blocks = its.config(settings), settings.whole(KEYS["num_hidden_layers"])
-            beyond = [name for name in header.tensors if self.config["num_hidden_layers"] <= _block(name) < blocks]
+            after = range(self.config["num_hidden_layers"], blocks)
+            beyond = [name for name in header.tensors if parted(name)[0] in after]
             tensors = {name: stored for name, stored in header.tensors.items() if name not in beyond}
             self.pieces = pieces(its, tensors, self.config)
             shapes = {piece.name: _shape(piece) for piece in self.pieces}
@@ -175,12 +175,6 @@ def biased_modules(names: Iterable[str]) -> set[str]:
     """The modules of the first block that have a bias. ``names``: of tensors of the model."""
     first = "model.layers.0."
     return {name[len(first) : -len(".bias")] for name in names if name.startswith(first) and name.endswith(".bias")}
-
-
-def _block(name: str) -> int:
-    """The layer of a tensor of a file; -1 if it belongs to none."""
-    found = re.match(r"blk\.(0|[1-9]\d{0,5})\.", name)
-    return int(found[1]) if found else -1
 
 
 def _configures(name: str, stored: Any) -> bool:
