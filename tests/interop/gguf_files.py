@@ -33,6 +33,8 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 259,
 }
 NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"} | {
+    "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe",
     "mistral": "llama",
     "mixtral": "llama",
     "ministral3": "mistral3",
@@ -63,6 +65,7 @@ LLAMAS = ("llama", "smollm3", "granite", "mistral3")
 """Architectures in which the rows of q and k are reordered."""
 NUMBERS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "embedding_multiplier": "embedding_scale",
@@ -71,6 +74,16 @@ NUMBERS = {
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
 }
+WHOLE = {
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "num_dense_layers": "leading_dense_block_count",
+    "conv_L_cache": "shortconv.l_cache",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+CORRECTION = re.compile(r"(.*(?:correction|feed_forward\.expert))_bias")
+"""What is added to the scores of experts before some are chosen."""
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -130,10 +143,10 @@ def model_of(config: Any) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        for name, value in model.state_dict().items():
             if name.endswith("_bias"):
                 value.copy_(torch.randn_like(value) * 0.1)
-            if value.dim() == 1:
+            if value.dim() == 1 and not CORRECTION.fullmatch(name):
                 value.copy_(torch.randn_like(value) * 0.1 + (0 if "gemma" in config.model_type else 1))
     return model
 
@@ -168,12 +181,12 @@ def write(
     for key, value in state.items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        stem, _, kind = key.rpartition(".")
+        stem = key.rpartition(".")[0]
         if ".experts." in key:
             made = [add(target, each) for target, each in experts(key, value, name).items()]
             value.copy_(stacked(key, made, name))
             continue
-        target = f"{tensor_names.get_name(key)}.weight" if kind == "sinks" else f"{tensor_names.get_name(stem)}.{kind}"
+        target = name_in_file(key, tensor_names)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
         if name in LLAMAS and heads:
             value.copy_(restored(add(target, permuted(value, heads)), heads))
@@ -182,8 +195,9 @@ def write(
         elif name.startswith(("gemma", "qwen35")) and key.endswith("norm.weight"):
             value.copy_(add(target, value + 1) - 1)
         else:
-            one_row = squeezed and stem.endswith("shared_expert_gate")
-            value.copy_(add(target, value.squeeze(0) if one_row else value))
+            one = 0 if squeezed and stem.endswith("shared_expert_gate") else 1 if stem.endswith("conv.conv") else None
+            stored = value if one is None else value.squeeze(one)
+            value.copy_(add(target, stored).reshape(value.shape))
     for key, vector in (vectors or {}).items():
         writer.add_tensor(key, vector.float().numpy())
     writer.write_header_to_file()
@@ -191,6 +205,16 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def name_in_file(key: str, names: Any) -> str:
+    """``names``: those of the library."""
+    if key.endswith(".sinks"):
+        return f"{names.get_name(key)}.weight"
+    if found := CORRECTION.fullmatch(key):
+        return f"{names.get_name(found[1]) or names.get_name(key)}.bias"
+    stem, _, kind = key.rpartition(".")
+    return f"{names.get_name(stem)}.{kind}"
 
 
 def of_linear(key: str, value: Tensor, config: Any) -> tuple[str, Tensor]:
@@ -270,6 +294,17 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
     for key, setting in NUMBERS.items():
         if hasattr(config, key):
             found[setting] = (getattr(config, key), real)
+    for key, setting in WHOLE.items():
+        if hasattr(config, key):
+            found[setting] = (getattr(config, key), whole)
+    if name == "glm4moe":
+        found["expert_weights_norm"] = (config.norm_topk_prob, types.BOOL)
+        found["expert_weights_scale"] = (config.routed_scaling_factor, real)
+    if name in ("glm4moe", "lfm2moe"):
+        found["expert_gating_func"] = (2, whole)
+    if name.startswith("lfm2"):
+        heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
+        found["attention.head_count_kv"] = (heads, array)
     if hasattr(config, "intermediate_size"):
         found["feed_forward_length"] = (config.intermediate_size, whole)
     if name.startswith("qwen35"):
@@ -283,7 +318,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
             "full_attention_interval": (config.layer_types.index("full_attention") + 1, whole),
             "rope.dimension_sections": ([*rope["mrope_section"], 0], array),
         }
-    if name in (*LLAMAS, "cohere2"):
+    if name in (*LLAMAS, "cohere2", "lfm2", "lfm2moe"):
         found["vocab_size"] = (config.vocab_size, whole)
     if ("gemma" in name and name != "gemma") or name in ("gpt-oss", "cohere2"):
         found["attention.sliding_window"] = (config.sliding_window, whole)
@@ -291,7 +326,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         found["attn_logit_softcapping"] = (config.attn_logit_softcapping, real)
         found["final_logit_softcapping"] = (config.final_logit_softcapping, real)
     if hasattr(config, "num_experts_per_tok"):
-        found["expert_count"] = (config.num_experts, whole)
+        found["expert_count"] = (getattr(config, "num_experts", None) or config.n_routed_experts, whole)
         found["expert_used_count"] = (config.num_experts_per_tok, whole)
     if "moe" in name or name == "gpt-oss":
         size = config.intermediate_size if name == "gpt-oss" else config.moe_intermediate_size

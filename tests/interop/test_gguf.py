@@ -39,6 +39,8 @@ KINDS = {
     r".*attn_v\..*": "Q5_K",
     r".*attn_qkv\..*": "Q5_0",
     r".*attn_output\..*": "MXFP4",
+    r".*shortconv\.in_proj\..*": "Q4_0",
+    r".*shortconv\.out_proj\..*": "Q8_0",
     r".*ffn_down\..*": "Q4_0",
     r".*ffn_up\..*": "Q5_1",
     r".*ffn_gate\..*": "Q3_K",
@@ -75,6 +77,15 @@ MINISTRAL: dict[str, Any] = {"head_dim": 32} | {
     | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 }
 GLM4 = {"head_dim": 32, "pad_token_id": None}
+GLM4_MOE: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64} | {
+    **{"n_shared_experts": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3, "routed_scaling_factor": 1.5},
+    **{"head_dim": 32, "attention_bias": True},
+}
+KINDS_OF_LAYERS = {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_hidden_layers": 4}
+LFM2: dict[str, Any] = {**KINDS_OF_LAYERS, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5}
+LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64} | {
+    **{**KINDS_OF_LAYERS, "num_dense_layers": 2, "norm_eps": 1e-5}
+}
 COHERE2 = {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.25, "layer_norm_eps": 1e-5}
 LINEAR: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64} | {
     **{"linear_value_head_dim": 64, "head_dim": 32, "num_hidden_layers": 3, "full_attention_interval": 2},
@@ -87,6 +98,10 @@ MORE = {
     "olmo2": ("Olmo2Config", {}),
     "mistral3": ("Ministral3Config", MINISTRAL),
     "glm4": ("Glm4Config", GLM4),
+    "glm4moe": ("Glm4MoeConfig", GLM4_MOE),
+    "glm4moe-groups": ("Glm4MoeConfig", {**GLM4_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": True}),
+    "lfm2": ("Lfm2Config", LFM2),
+    "lfm2moe": ("Lfm2MoeConfig", LFM2_MOE),
     "seed_oss": ("SeedOssConfig", {"head_dim": 32}),
     "ernie4_5": ("Ernie4_5Config", {"head_dim": 32}),
     "starcoder2": ("Starcoder2Config", {"norm_epsilon": 1e-5}),
@@ -98,7 +113,7 @@ MORE = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 
 
-EPSILONS = ("norm_epsilon", "layer_norm_eps")
+EPSILONS = ("norm_eps", "norm_epsilon", "layer_norm_eps")
 """Names of the setting in models without rms_norm_eps."""
 
 

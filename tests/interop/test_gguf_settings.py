@@ -15,7 +15,9 @@ from bitport.interop.gguf.special import SCALES
 from .gguf_published import PUBLISHED
 
 NONE: tuple[str, ...] = ()
-BIASED = dict.fromkeys(("qwen2", "qwen2_moe", "gpt_oss", "seed_oss", "starcoder2"), ("self_attn.q_proj",))
+BIASED = dict.fromkeys(
+    ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss", "starcoder2", "glm4_moe"), ("self_attn.q_proj.bias",)
+)
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
@@ -35,6 +37,9 @@ def test_what_follows_from_the_sizes() -> None:
     phi = settings_of(PUBLISHED["Phi 3 mini 128k"], NONE)
     assert phi.settings["phi3.rope.scaling.attn_factor"] == pytest.approx(1.1902380714238083, rel=1e-7)
     assert phi.vectors["rope_factors_long.weight"].tolist() == pytest.approx([1.07 + at for at in range(48)], rel=1e-6)
+    lfm2 = settings_of(PUBLISHED["LFM2 1.2B"], NONE).settings
+    assert lfm2["lfm2.feed_forward_length"] == 8192
+    assert lfm2["lfm2.attention.head_count_kv"] == [0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0]
     assert settings_of(PUBLISHED["Gemma 3 1B"], NONE).settings["gemma3.rope.freq_base_swa"] == 10000.0
 
 
@@ -47,6 +52,9 @@ def test_what_follows_from_the_sizes() -> None:
         ("Command R7B", {"sliding_window_pattern": None}),
         ("GLM 4 9B", {"partial_rotary_factor": None}),
         ("ERNIE 4.5 0.3B", {"rope_theta": None}),
+        ("GLM 4.5 Air", {"partial_rotary_factor": None, "n_group": None, "norm_topk_prob": None, "use_qk_norm": None}),
+        ("LFM2 1.2B", {"block_auto_adjust_ff_dim": None, "rope_theta": None, "conv_L_cache": None}),
+        ("LFM2 8B-A1B", {"use_expert_bias": None, "num_dense_layers": None, "routed_scaling_factor": None}),
     ],
 )
 def test_what_transformers_takes_for_granted(model: str, changes: dict[str, Any]) -> None:
@@ -94,6 +102,19 @@ def test_granite_without_its_scales() -> None:
         ("Granite 3.3 2B", {"logits_scaling": 0.0}, "logit_scale is 0.0"),
         ("Ministral 3 8B", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "temperature_scale"),
         ("GLM 4 9B", {"head_dim": None}, "head_dim None"),
+        ("GLM 4.5 Air", {"use_qk_norm": True}, r"use_qk_norm = True \(it would be False\)"),
+        ("GLM 4.5 Air", {"attention_bias": None}, r"attention_bias = False \(it would be True\)"),
+        ("GLM 4.5 Air", {"routed_scaling_factor": 0.0}, "expert_weights_scale is 0.0"),
+        ("LFM2 1.2B", {"conv_bias": True}, r"conv_bias = True \(it would be False\)"),
+        ("LFM2 1.2B", {"block_ff_dim": "x"}, "intermediate_size 'x'"),
+        ("LFM2 1.2B", {"block_multiple_of": 0}, "block_multiple_of 0"),
+        ("LFM2 1.2B", {"block_use_swiglu": False}, "block_use_swiglu = False"),
+        ("LFM2 1.2B", {"full_attn_idxs": 3}, "full_attn_idxs 3"),
+        ("LFM2 8B-A1B", {"layer_types": None}, "layer_types None"),
+        ("LFM2 8B-A1B", {"layer_types": ["conv"] * 23}, "not of 24 layers"),
+        ("LFM2 8B-A1B", {"layer_types": ["sliding_attention", "full_attention"] * 12}, "layer_types"),
+        ("LFM2 8B-A1B", {"use_expert_bias": False}, r"use_expert_bias = False \(it would be True\)"),
+        ("LFM2 8B-A1B", {"routed_scaling_factor": 2.0}, r"routed_scaling_factor = 2.0 \(it would be 1.0\)"),
         ("Seed OSS 36B", {"attention_out_bias": True}, "attention_out_bias = True"),
         ("Command R7B", {"layer_switch": 3}, "layer_switch = 3"),
         ("Phi 3 mini 128k", {"original_max_position_embeddings": 1}, "original_max_position_embeddings 1"),

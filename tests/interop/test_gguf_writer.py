@@ -25,7 +25,7 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .files import edited
-from .gguf_files import LLAMAS, NAMES, experts, gguf, model_of, of_linear, permuted, settings
+from .gguf_files import LLAMAS, NAMES, experts, gguf, model_of, name_in_file, of_linear, permuted, settings
 from .test_gguf import (
     EXPERTS,
     GEMMA,
@@ -53,6 +53,8 @@ RECIPE = {
     "*up_proj": "int3",
     "*gate_proj": "int5-g64",
     "*layers.0*down_proj": "int8",
+    "*w2": "int8",
+    "*in_proj": "int4-g32-sym",
     "*": "skip",
 }
 LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "factor": 8.0} | {
@@ -130,7 +132,7 @@ def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
     stacked: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
         value = tensor.dequantize(torch.float32) if isinstance(tensor, QTensor) else tensor.float()
-        stem, _, kind = name.rpartition(".")
+        stem = name.rpartition(".")[0]
         if ".experts.down_proj" in name or ".experts.gate_up_proj" in name:
             for target, each in experts(name, value, architecture).items():
                 assert_equal(found, target, each)
@@ -149,8 +151,7 @@ def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
             value = permuted(value, heads)
         if architecture.startswith(("gemma", "qwen35")) and name.endswith("norm.weight"):
             value = value + 1
-        target = f"{names.get_name(name)}.weight" if kind == "sinks" else f"{names.get_name(stem)}.{kind}"
-        assert_equal(found, target, value.squeeze(0))
+        assert_equal(found, name_in_file(name, names), value.squeeze(1 if stem.endswith("conv.conv") else 0))
     for name, each in stacked.items():
         assert_equal(found, name, torch.stack(each))
     assert {name for name in found if not name.startswith("rope_f")} == set()

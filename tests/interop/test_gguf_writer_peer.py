@@ -136,7 +136,7 @@ def test_llama_cpp_answers_as_the_model(
 
 def in_float32(config: Any, path: Path) -> Any:
     """Write a model to m.gguf in ``path``, and return it."""
-    zero = "model.layers.1.self_attn.o_proj"
+    zero = f"model.layers.1.self_attn.{'out_proj' if config.model_type.startswith('lfm2') else 'o_proj'}"
     model = written(config, path, zero=(f"{zero}.weight",))
     recipe = {zero: "mxfp4-wo", "*": "skip"}
     quantize_files(path / "hf", path / "zero", recipe, dtype=torch.float32, progress=False)

@@ -152,16 +152,17 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
 
 
 def _to_gguf(files: Readable, target: Path, progress: bool | None) -> Converted:
-    names = files.names()
     try:
-        writer = gguf.Writer(names, files.tied, dict(files.others({})))
+        writer = gguf.Writer(files.names(), files.tied, dict(files.others({})))
     except ArgumentError as error:
         raise ArgumentError(f"{files.path} cannot be written as {gguf.Writer.name}: {error}") from error
     _check_all(writer, files)
-    blocks = expert_blocks(files.names())
+    names, blocks = files.names(), expert_blocks(files.names())
     weights: dict[str, str] = {}
     with writer.output(target, files.described()) as out:
         for name, tensor in with_progress(files.items(), len(names), "converting", progress):
+            if name in writer.left:
+                continue
             if isinstance(tensor, QTensor):
                 _check(writer, description(name, tensor, blocks))
                 weights[name] = str(tensor.scheme)
@@ -169,7 +170,8 @@ def _to_gguf(files: Readable, target: Path, progress: bool | None) -> Converted:
         _check_any(files, weights)
         out.publish()
     notes = (*files.notes, *writer.notes)
-    return Converted(files.format, writer.name, weights, len(names) - len(weights), files.nbytes, out.nbytes, notes)
+    others = len(names) - len(writer.left) - len(weights)
+    return Converted(files.format, writer.name, weights, others, files.nbytes, out.nbytes, notes)
 
 
 def _check_any(files: Readable, weights: dict[str, str]) -> None:

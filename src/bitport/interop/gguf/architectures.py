@@ -17,6 +17,11 @@ from bitport.interop.gguf import special as specials
 from bitport.interop.gguf.config import Settings, config_of
 
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+OUTSIDE_OF_LFM2 = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embedding_norm",
+    "output": "lm_head",
+}
 ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -51,17 +56,44 @@ SHARED = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+ALWAYS_SHARED = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+"""Experts that all tokens share, without a gate."""
 EXPERTS = {
     "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
     "mlp.experts.down_proj": ("ffn_down_exps",),
 }
 """Parameter -> the tensors whose rows it concatenates."""
+CONVOLUTION = {
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+}
+ATTENTION_OF_LFM2 = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+}
+LFM2 = {
+    **{"attn_norm": "operator_norm", **CONVOLUTION, **ATTENTION_OF_LFM2, "ffn_norm": "ffn_norm"},
+    **{"ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2"},
+}
+STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
 HYBRID = {
     "linear_attention": tuple(LINEAR),
     "full_attention": (*(leaf for leaf in ATTENTION if leaf != "attn_norm"), *HEAD_NORMS),
 }
 """Type of a layer -> the tensors that layers of other types do not have."""
-BIASES = {"attention_bias": "self_attn.q_proj", "mlp_bias": "mlp.up_proj"}
+CONVOLVING = {"conv": tuple(CONVOLUTION), "full_attention": tuple(ATTENTION_OF_LFM2)}
+BIASES = {"attention_bias": "self_attn.q_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
+SIGMOID = {"expert_gating_func": 2}
+"""Experts are chosen by the sigmoid of their scores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +104,8 @@ class Architecture:
     """Names of modules in a block."""
     special: Callable[[Settings, dict[str, Any]], None] = specials.nothing_more
     """Adds what is specific to the architecture to the config.json."""
+    outside: Mapping[str, str] = dataclasses.field(default_factory=lambda: OUTSIDE)
+    """Names of modules outside of blocks."""
     interleaved: bool = False
     norms_less_one: bool = False
     stacked: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -83,25 +117,33 @@ class Architecture:
     """Whether the head is always the embedding."""
     more: tuple[str, ...] = ()
     """The entries of KEYS that not all architectures have."""
-    biases: Mapping[str, str] = dataclasses.field(default_factory=lambda: BIASES)
-    """Key of config.json -> the module whose bias it controls; if empty, no module has one."""
+    declared: Mapping[str, str] = dataclasses.field(default_factory=lambda: BIASES)
+    """Key of config.json -> the parameter of the first layer which is there if it is true; if empty, no module has a
+    bias."""
     biased: tuple[str, ...] = ()
     """Tensors whose bias llama.cpp requires."""
     file: str = ""
     """The name in a file, if another architecture has that name here."""
     of_layers: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """Type of a layer (layer_types) -> the tensors that layers of other types do not have."""
+    """Type of a layer (layer_types; "dense" or "sparse") -> the tensors that layers of other types do not have."""
+    optional: tuple[str, ...] = ()
+    """Tensors that all layers have, or none."""
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings that have this value in every file, or are absent."""
     dense: bool = True
     """Whether it has MLPs without experts, and so must have an intermediate_size."""
     older: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Parts of older tensor names in files of transformers -> the current ones."""
 
     def config(self, settings: Settings) -> dict[str, Any]:
+        for key, value in self.fixed.items():
+            if (said := settings.get(key, (type(value),), value)) != value:
+                raise CheckpointError(f"{settings.architecture}.{key} is {short(said)}; {short(value)} is read")
         return config_of(self.classname, self.model_type, self.epsilon, self.special, settings, dense=self.dense)
 
-    def has_biases(self, modules: Collection[str]) -> dict[str, bool]:
-        """The bias keys for config.json. ``modules``: those of the first block that have a bias."""
-        return {key: module in modules for key, module in self.biases.items()}
+    def declares(self, parameters: Collection[str]) -> dict[str, bool]:
+        """The keys of ``declared`` for config.json. ``parameters``: those of the first layer."""
+        return {key: parameter in parameters for key, parameter in self.declared.items()}
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -116,9 +158,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         interleaved=True,
         stacked=EXPERTS,
         more=("num_local_experts", "num_experts_per_tok"),
-        biases={},
+        declared={},
         file="llama",
-        older={"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."},
+        older={"block_sparse_moe.": "mlp."},
     ),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", {**ATTENTION, **BEFORE_MLP, **MLP}),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", {**ATTENTION, **HEAD_NORMS, **BEFORE_MLP, **MLP}),
@@ -129,7 +171,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.qwen2moe,
         stacked=EXPERTS,
         more=("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
-        biases={"qkv_bias": "self_attn.q_proj"},
+        declared={"qkv_bias": "self_attn.q_proj.bias"},
     ),
     "qwen3moe": Architecture(
         "Qwen3MoeForCausalLM",
@@ -147,7 +189,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norms_less_one=True,
         more=specials.LINEAR,
         of_layers=HYBRID,
-        biases={},
+        declared={},
     ),
     "qwen35moe": Architecture(
         "Qwen3_5MoeForCausalLM",
@@ -162,7 +204,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         more=(*specials.LINEAR, *specials.EXPERTS),
         of_layers=HYBRID,
         dense=False,
-        biases={},
+        declared={},
     ),
     "gpt-oss": Architecture(
         "GptOssForCausalLM",
@@ -213,7 +255,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**ATTENTION, **BEFORE_MLP, **MLP},
         specials.smollm3,
         interleaved=True,
-        biases={},
+        declared={},
     ),
     "granite": Architecture(
         "GraniteForCausalLM",
@@ -233,7 +275,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             **MLP,
             "post_ffw_norm": "post_feedforward_layernorm",
         },
-        biases={},
+        declared={},
     ),
     "mistral3": Architecture(
         "Ministral3ForCausalLM",
@@ -241,7 +283,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**ATTENTION, **BEFORE_MLP, **MLP},
         specials.mistral3,
         interleaved=True,
-        biases={},
+        declared={},
     ),
     "glm4": Architecture(
         "Glm4ForCausalLM",
@@ -255,15 +297,54 @@ ARCHITECTURES: dict[str, Architecture] = {
             "post_ffw_norm": "post_mlp_layernorm",
         },
         specials.turned,
-        biases={"attention_bias": "self_attn.q_proj"},
+        declared={"attention_bias": "self_attn.q_proj.bias"},
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        {
+            **{**ATTENTION, **HEAD_NORMS, "post_attention_norm": "post_attention_layernorm", **MLP},
+            **{**ROUTED, "exp_probs_b": "mlp.gate.e_score_correction_bias", **ALWAYS_SHARED},
+        },
+        specials.glm4moe,
+        stacked=EXPERTS,
+        more=specials.GLM_EXPERTS,
+        of_layers={"dense": tuple(MLP), "sparse": (*ROUTED, "exp_probs_b", *ALWAYS_SHARED, *STACKS)},
+        optional=tuple(HEAD_NORMS),
+        declared={"attention_bias": "self_attn.q_proj.bias", "use_qk_norm": "self_attn.q_norm.weight"},
+        fixed=SIGMOID,
+    ),
+    "lfm2": Architecture(
+        "Lfm2ForCausalLM",
+        "lfm2",
+        LFM2,
+        specials.lfm2,
+        outside=OUTSIDE_OF_LFM2,
+        epsilon="norm_eps",
+        more=("conv_L_cache",),
+        of_layers=CONVOLVING,
+        declared={},
+    ),
+    "lfm2moe": Architecture(
+        "Lfm2MoeForCausalLM",
+        "lfm2_moe",
+        {**LFM2, "ffn_gate_inp": "feed_forward.gate", "exp_probs_b": "feed_forward.expert_bias"},
+        specials.lfm2moe,
+        outside=OUTSIDE_OF_LFM2,
+        stacked={parameter.replace("mlp", "feed_forward"): leaves for parameter, leaves in EXPERTS.items()},
+        epsilon="norm_eps",
+        more=("conv_L_cache", *specials.LFM2_EXPERTS),
+        of_layers={**CONVOLVING, "dense": tuple(MLP), "sparse": ("ffn_gate_inp", "exp_probs_b", *STACKS)},
+        declared={},
+        fixed=SIGMOID,
     ),
     "seed_oss": Architecture(
         "SeedOssForCausalLM",
         "seed_oss",
         {**ATTENTION, "post_attention_norm": "post_attention_layernorm", **MLP},
-        biases={"attention_bias": "self_attn.q_proj"},
+        declared={"attention_bias": "self_attn.q_proj.bias"},
     ),
-    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5", {**ATTENTION, **BEFORE_MLP, **MLP}, biases={}),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5", {**ATTENTION, **BEFORE_MLP, **MLP}, declared={}),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM",
         "starcoder2",
@@ -272,7 +353,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         epsilon="norm_epsilon",
         gelu=True,
         more=("sliding_window",),
-        biases={"use_bias": "self_attn.q_proj"},
+        declared={"use_bias": "self_attn.q_proj.bias"},
         biased=("output_norm", "attn_norm", "attn_output", "ffn_norm", "ffn_up", "ffn_down"),
     ),
     "cohere2": Architecture(
@@ -283,7 +364,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         epsilon="layer_norm_eps",
         tied=True,
         more=("logit_scale", "sliding_window"),
-        biases={},
+        declared={},
     ),
 }
 

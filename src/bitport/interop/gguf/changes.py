@@ -64,11 +64,11 @@ class Change(NamedTuple):
 
 
 NONE = Change()
-ONES = {"ffn_gate_inp_shexp": 0, "ssm_conv1d": 1}
+ONES = {"ffn_gate_inp_shexp": 0, "ssm_conv1d": 1, "shortconv.conv": 1}
 """Tensors without their axis of length one -> that axis."""
 PLAIN_NORMS = ("ssm_norm",)
 """Norms that are the same in both, where others are less 1."""
-DECAY, WIDE = "ssm_a", ("ssm_a", "ssm_dt")
+DECAY, WIDE = "ssm_a", ("ssm_a", "ssm_dt", "exp_probs_b")
 VALUES = {"attn_gate": False, "ssm_alpha": True, "ssm_beta": True, "ssm_a": True, "ssm_dt": True}
 """Tensors whose rows are heads of values -> whether a head has one row."""
 KEYS_AND_VALUES = ("attn_qkv", "ssm_conv1d")

@@ -17,6 +17,7 @@ from bitport.errors import CheckpointError, shortened
 MOST_LAYERS = 4096
 HARMLESS = ("vocab_size", "rope.scaling.finetuned")
 """Settings to ignore; vocab_size follows from the shape of the embedding."""
+EXPERTS, DENSE = "expert_count", "leading_dense_block_count"
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -26,13 +27,22 @@ KEYS = {
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
-    "num_experts": "expert_count",
-    "num_local_experts": "expert_count",
+    "num_experts": EXPERTS,
+    "num_local_experts": EXPERTS,
+    "n_routed_experts": EXPERTS,
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": DENSE,
+    "num_dense_layers": DENSE,
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -41,13 +51,14 @@ KEYS = {
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
+    "conv_L_cache": "shortconv.l_cache",
     "linear_conv_kernel_dim": "ssm.conv_kernel",
     "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
 }
 """Key of config.json -> the equivalent setting."""
-EPSILONS = ("rms_norm_eps", "norm_epsilon", "layer_norm_eps")
+EPSILONS = ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps")
 """The entries of KEYS of which an architecture has exactly one."""
 YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_ext_factor": 1.0}
 """What llama.cpp uses, regardless of the file."""
@@ -96,6 +107,11 @@ class Settings:
         yield from self.vectors
 
 
+def stated(config: Mapping[str, Any], setting: str) -> int:
+    """The number that ``config`` has for one of KEYS; 0 if it has none."""
+    return next((config[key] for key, each in KEYS.items() if each == setting and key in config), 0)
+
+
 def predicting(settings: Settings) -> int:
     """How many of the layers, the last ones, predict tokens after the next: models of transformers have none."""
     count: int = settings.get("nextn_predict_layers", (int,), 0)
@@ -125,7 +141,6 @@ def config_of(
         "intermediate_size": settings.whole(KEYS["intermediate_size"], ... if dense else None),
         "num_hidden_layers": settings.whole(KEYS["num_hidden_layers"], most=MOST_LAYERS),
         "num_attention_heads": heads,
-        "num_key_value_heads": settings.whole(KEYS["num_key_value_heads"], heads),
         "head_dim": head,
         "max_position_embeddings": settings.whole(KEYS["max_position_embeddings"]),
         epsilon: settings.real(KEYS[epsilon]),
@@ -134,6 +149,8 @@ def config_of(
     if config["intermediate_size"] is None:
         del config["intermediate_size"]
     special(settings, config)
+    if "num_key_value_heads" not in config:
+        config["num_key_value_heads"] = settings.whole(KEYS["num_key_value_heads"], heads)
     turned = settings.whole("rope.dimension_count", head)
     if turned != head and "partial_rotary_factor" not in config["rope_parameters"]:
         raise CheckpointError(f"{settings.architecture}.rope.dimension_count is {turned}; {head}, a head, is read")

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError, shortened
-from bitport.interop.gguf.architectures import OUTSIDE, Architecture
+from bitport.interop.gguf.architectures import Architecture
 from bitport.interop.gguf.changes import DECAY, NONE, ONES, PLAIN_NORMS, WIDE, Change, orders
+from bitport.interop.gguf.config import DENSE, EXPERTS, stated
 from bitport.interop.gguf.header import GgufTensor
 
 CONFIGURING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are part of the configuration."""
-BARE = {"self_attn.sinks": "weight", "linear_attn.A_log": "", "linear_attn.dt_bias": "bias"}
+BARE = {"self_attn.sinks": "weight", "linear_attn.A_log": "", "linear_attn.dt_bias": "bias"} | {
+    "mlp.gate.e_score_correction_bias": "bias",
+    "feed_forward.expert_bias": "bias",
+}
 """Parameters that are not the weight of a module -> what ends their names in a file."""
-SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d")
+SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "shortconv.conv")
 """Matrices that llama.cpp stores in float32, like vectors."""
 SCALE, OF_INPUTS = "scale", "input_scale"
 """Tensors next to an NVFP4 weight, with one number or one per expert: factors of the weight, and of float4 inputs."""
@@ -26,8 +30,10 @@ KINDS = ("weight", "bias", SCALE, OF_INPUTS)
 """What ends the names of tensors; the decay of linear attention has none of them."""
 TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 """A stack into which llama.cpp's converter can concatenate two."""
-ONE_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.weight")
-"""A parameter of a model without stacked experts: part of ffn_<..>_exps."""
+ONE_EXPERT = re.compile(r"(?:mlp|feed_forward)\.experts\.(0|[1-9]\d{0,5})\.(\w+)\.weight")
+"""A parameter of a model without stacked experts."""
+PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+"""Projection of one expert -> part of ffn_<..>_exps."""
 ONE_BLOCK = re.compile(r"model\.layers\.(0|[1-9]\d{0,5})\.(.*)", re.DOTALL)
 IN_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.*)", re.DOTALL)
 
@@ -73,12 +79,11 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
             continue
         block, leaf = parted(module)
         parameter, leaves = _stack(its, leaf)
-        path = parameter or (OUTSIDE if block is None else its.names).get(leaf)
-        inside = block is None or (block < config["num_hidden_layers"] and _in_layer(its, leaf, config, block))
-        biased = bool(its.biases) and (its.in_turn or not parameter)
+        path = parameter or (its.outside if block is None else its.names).get(leaf)
+        biased = bool(its.declared) and (its.in_turn or not parameter)
         known = kind == BARE[path] if path in BARE else kind == "weight" or (kind == "bias" and biased)
         known = known and not (its.tied and leaf == "output")
-        if path is None or not known or not inside:
+        if path is None or not known or not _in_layer(its, leaf, config, block):
             raise CheckpointError(
                 f"{name}: a {config['model_type']} of {config['num_hidden_layers']} layers has no such"
             )
@@ -98,34 +103,34 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
             continue
         whole = whole if path in BARE else f"{whole}.{kind}"
         found[whole] = Piece(whole, (stored,), _change(its, leaf, kind, config), scales=_scales([name], tensors))
-    if lost := [name for name in _required(its, config) if not _is_there(name, tensors)]:
+    if lost := _lost(its, config, {*tensors, *_parts_of(tensors)}):
         raise CheckpointError(f"the file lacks {shortened(lost, 3)}, which llama.cpp requires too; fetch it again")
     return list(found.values())
 
 
-def _required(its: Architecture, config: Mapping[str, Any]) -> list[str]:
-    """The tensors in every file of such a model, with each stack of its own."""
+def _lost(its: Architecture, config: Mapping[str, Any], there: Collection[str]) -> list[str]:
+    """The tensors that every file of such a model has, and that are not ``there``; each part of a stack by its name."""
     leaves = {leaf: BARE.get(path, "weight") for leaf, path in its.names.items()}
     leaves |= dict.fromkeys((leaf for each in its.stacked.values() for leaf in each), "weight")
-    both = [*leaves.items(), *((leaf, "bias") for leaf in its.biased if leaf not in OUTSIDE)]
-    found = [
+    both = [*leaves.items(), *((leaf, "bias") for leaf in its.biased if leaf not in its.outside)]
+    some = any(f"blk.0.{leaf}.weight" in there for leaf in its.optional)
+    wanted = [
         _named(f"blk.{block}.{leaf}", kind)
         for block in range(config["num_hidden_layers"])
         for leaf, kind in both
-        if _in_layer(its, leaf, config, block)
+        if _in_layer(its, leaf, config, block) and (leaf not in its.optional or some)
     ]
-    return [
-        *found,
-        "token_embd.weight",
-        "output_norm.weight",
-        *(f"{leaf}.bias" for leaf in its.biased if leaf in OUTSIDE),
-    ]
+    wanted += [f"{leaf}.weight" for leaf in its.outside if leaf != "output"]
+    wanted += [f"{leaf}.bias" for leaf in its.biased if leaf in its.outside]
+    return [name for name in wanted if name not in there]
 
 
-def _is_there(name: str, tensors: Collection[str]) -> bool:
-    """Whether ``tensors`` have it, or the stack that it is part of."""
-    stacks = (name.replace(part, whole) for whole, parts in TOGETHER.items() for part in parts)
-    return name in tensors or any(stack in tensors for stack in stacks)
+def _parts_of(tensors: Collection[str]) -> Iterator[str]:
+    """The names that the parts of stacks among ``tensors`` would have by themselves."""
+    for whole, parts in TOGETHER.items():
+        for name in tensors:
+            if whole in name:
+                yield from (name.replace(whole, part) for part in parts)
 
 
 def parted(name: str) -> tuple[int | None, str]:
@@ -171,15 +176,17 @@ def _change(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) 
     return Change(heads if its.interleaved else 0, norm, ONES.get(leaf), rows, columns, leaf == DECAY, leaf in WIDE)
 
 
-def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: int) -> bool:
-    """Whether layer ``block`` is of a type that has ``leaf``."""
-    kinds = [kind for kind, leaves in its.of_layers.items() if leaf in leaves]
-    return not kinds or config["layer_types"][block] in kinds
+def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: int | None) -> bool:
+    """Whether there is a layer ``block``, of a type that has ``leaf``. None: outside of layers."""
+    if block is None:
+        return True
+    types = ["dense" if block < stated(config, DENSE) else "sparse", *config.get("layer_types", ())[block : block + 1]]
+    wanted = [kind for kind, leaves in its.of_layers.items() if leaf in leaves]
+    return block < config["num_hidden_layers"] and (not wanted or not set(wanted).isdisjoint(types))
 
 
 def experts_of(config: Mapping[str, Any]) -> int:
-    count: int = config.get("num_experts", config.get("num_local_experts", 0))
-    return count
+    return stated(config, EXPERTS)
 
 
 def places(its: Architecture, names: Collection[str], config: Mapping[str, Any]) -> dict[str, TensorPlace]:
@@ -189,38 +196,46 @@ def places(its: Architecture, names: Collection[str], config: Mapping[str, Any])
     there = {name for place in found.values() for name in place.names}
     if strange := [name for name in names if name not in found]:
         raise ArgumentError(f"GGUF files of {its.model_type} have no place for {shortened(strange, 3)}")
-    if lost := [name for name in _required(its, config) if name not in there]:
+    if lost := _lost(its, config, there):
         raise ArgumentError(f"the model lacks what would be {shortened(lost, 3)} in the file")
     return found
 
 
+def predicting_more(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
+    """The tensors of layers after those of the model, which predict tokens after the next."""
+    layers, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    if type(layers) is int and type(more) is int:
+        found = ((name, ONE_BLOCK.fullmatch(name)) for name in names)
+        yield from (name for name, block in found if block and layers <= int(block[1]) < layers + more)
+
+
 def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPlace | None:
     inside = ONE_BLOCK.fullmatch(name)
-    if inside and int(inside[1]) >= config["num_hidden_layers"]:
-        return None
-    prefix, parameter = (f"blk.{inside[1]}.", inside[2]) if inside else ("", name)
+    block, parameter = (int(inside[1]), inside[2]) if inside else (None, name)
+    prefix = f"blk.{block}." if inside else ""
     for older, now in its.older.items():
         parameter = parameter.replace(older, now)
     stack = parameter.removesuffix("_bias") if its.in_turn else parameter
-    if inside and stack in its.stacked:
+    if inside and stack in its.stacked and _in_layer(its, its.stacked[stack][0], config, block):
         bias = stack != parameter
         leaves = tuple(f"{prefix}{leaf}.{'bias' if bias else 'weight'}" for leaf in its.stacked[stack])
         return TensorPlace(leaves, 3 - bias, in_turn=its.in_turn, transposed=its.in_turn and not bias, single=bias)
     expert = ONE_EXPERT.fullmatch(parameter) if inside and its.stacked else None
-    if expert and int(expert[1]) < experts_of(config):
-        return TensorPlace((f"{prefix}ffn_{expert[2]}_exps.weight",), 3, part=int(expert[1]))
+    if expert and expert[2] in PROJECTIONS and int(expert[1]) < experts_of(config):
+        leaf = f"ffn_{PROJECTIONS[expert[2]]}_exps"
+        there = _in_layer(its, leaf, config, block)
+        return TensorPlace((f"{prefix}{leaf}.weight",), 3, part=int(expert[1])) if there else None
     module, _, kind = (parameter, "", BARE[parameter]) if parameter in BARE else parameter.rpartition(".")
-    leaf = next((leaf for leaf, path in (its.names if inside else OUTSIDE).items() if path == module), None)
-    kinds = ("weight", "bias") if its.biases else ("weight",)
+    leaf = next((leaf for leaf, path in (its.names if inside else its.outside).items() if path == module), "")
+    kinds = ("weight", "bias") if its.declared else ("weight",)
     bare = module in BARE
     if (
-        leaf is None
+        not leaf
         or (kind not in kinds and not bare)
         or (its.tied and leaf == "output")
         or (bare and module != parameter)
+        or not _in_layer(its, leaf, config, block)
     ):
-        return None
-    if inside and not _in_layer(its, leaf, config, int(inside[1])):
         return None
     change = _change(its, leaf, kind, config)
     vector = kind == "bias" or bare or change.one == 0 or leaf.endswith("norm")

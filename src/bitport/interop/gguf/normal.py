@@ -22,17 +22,33 @@ OWN_HEADS = ("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "mistral3", "glm4"
 """Architectures for which head_dim does not default to hidden size / heads: config.json must have it."""
 FEWER = (
     *("mixtral", "qwen2moe", "gpt-oss", "smollm3", "mistral3", "glm4", "seed_oss", "ernie4_5", "starcoder2"),
-    *HYBRID,
+    *("glm4moe", "lfm2", "lfm2moe", *HYBRID),
 )
 """Architectures whose num_key_value_heads does not default to the number of heads."""
 WINDOWS = {"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "cohere2": 4}
 """The default period of layers with full attention."""
-THETA = {"gpt-oss": 150000.0, "mixtral": 1e6, "gemma3": 1e6, "smollm3": 2e6, "ernie4_5": 5e5}
+THETA = {
+    "gpt-oss": 150000.0,
+    "mixtral": 1e6,
+    "gemma3": 1e6,
+    "smollm3": 2e6,
+    "ernie4_5": 5e5,
+    "lfm2": 1e6,
+    "lfm2moe": 1e6,
+}
 """The default rope_theta, if it is not 10000."""
-TURNED = {"phi3": 1.0, "glm4": 0.5, **dict.fromkeys(HYBRID, 0.25)}
+TURNED = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, **dict.fromkeys(HYBRID, 0.25)}
 """Architectures with partial rotary embeddings -> the default fraction."""
 POSITIONS = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
 """The default rotary settings of HYBRID, for positions of three parts."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "granite": dict.fromkeys(SCALES, 1.0),
+    "glm4moe": {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    | {"routed_scaling_factor": 1.0, "norm_topk_prob": True, "attention_bias": False, "use_qk_norm": False},
+    "lfm2": {"conv_bias": False, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
+    "lfm2moe": {"conv_bias": False, "conv_L_cache": 3, "num_dense_layers": 2}
+    | {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
+}
 USUAL: dict[str, dict[str, Any]] = {
     "yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True},
     "default": {"partial_rotary_factor": 1.0},
@@ -48,9 +64,8 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             wanted[key] = wanted.pop(other)
     if name == "gpt-oss" and wanted.get("experts_per_token") == wanted.get("num_experts_per_tok"):
         wanted.pop("experts_per_token", None)
-    if name == "granite":
-        for key in SCALES:
-            _default(wanted, key, 1.0)
+    for key, value in DEFAULTS.get(name, {}).items():
+        _default(wanted, key, value)
     for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", "vocab_size"):
         _check(wanted, key)
     if wanted.get("head_dim") is None and name not in OWN_HEADS:
@@ -66,6 +81,8 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         _default(wanted, "sliding_window_pattern", WINDOWS[name])
         _check(wanted, "sliding_window_pattern")
         wanted["layer_types"] = layer_types(wanted["num_hidden_layers"], wanted["sliding_window_pattern"])
+    if name == "lfm2":
+        _lfm2(wanted)
     if name in HYBRID and wanted.get("layer_types") is None:
         _default(wanted, "full_attention_interval", 4)
         _check(wanted, "full_attention_interval")
@@ -83,6 +100,24 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     ):
         wanted.pop("sliding_window", None)
     return wanted
+
+
+def _lfm2(wanted: dict[str, Any]) -> None:
+    """intermediate_size may be that of an MLP without a gate, from which that of one with a gate follows."""
+    wanted["intermediate_size"] = wanted.pop("block_ff_dim", wanted.get("intermediate_size"))
+    factor = wanted.pop("block_ffn_dim_multiplier", 1.0)
+    for key in ("intermediate_size", "block_multiple_of"):
+        _check(wanted, key)
+    multiple = wanted.pop("block_multiple_of")
+    if wanted["block_auto_adjust_ff_dim"]:
+        size = 2 * wanted["intermediate_size"] // 3
+        wanted["intermediate_size"] = size if factor is None else -(-int(real(factor) * size) // multiple) * multiple
+        wanted["block_auto_adjust_ff_dim"] = False
+    if wanted.get("layer_types") is None:
+        every, full = range(wanted["num_hidden_layers"]), wanted.get("full_attn_idxs")
+        if not isinstance(full, list | None):
+            raise ArgumentError(f"config.json has full_attn_idxs {short(full)}, and must have a list")
+        wanted["layer_types"] = ["full_attention" if full is None or at in full else "conv" for at in every]
 
 
 def _default(wanted: dict[str, Any], key: str, value: Any) -> None:

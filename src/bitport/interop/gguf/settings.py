@@ -5,7 +5,7 @@ be harmless.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ SOME = {key for its in ARCHITECTURES.values() for key in its.more}
 """The entries of KEYS that not all architectures have."""
 ALSO = {"gpt-oss": {"expert_feed_forward_length": "intermediate_size"}}
 """Additional settings that repeat a key of config.json."""
-REAL = (*EPSILONS, *SCALES, "logit_scale", "attn_logit_softcapping", "final_logit_softcapping")
+REAL = (*EPSILONS, *SCALES, "logit_scale", "routed_scaling_factor", "attn_logit_softcapping", "final_logit_softcapping")
 ENDS = ("eos", "eot", "eom")
 HARMLESS = (
     *("architectures", "model_type", "_name_or_path", "transformers_version", "dtype", "torch_dtype", "auto_map"),
@@ -37,6 +37,9 @@ HARMLESS = (
     *("max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "sliding_window_size"),
     *("initial_context_length", "transformers.js_config", "unsloth_fixed", "unsloth_version"),
     *("full_attention_interval", "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    *("num_nextn_predict_layers", "full_attn_idxs", "tie_embedding"),
+    *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
+    *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads"),
 )
 """Keys without effect, or handled elsewhere: tokens, vocabulary, attention windows (layer_types)."""
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -60,6 +63,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "use_embedding_sharing": (True,),
     "use_gated_activation": (True,),
     "use_parallel_block": (True,),
+    "block_use_swiglu": (True,),
+    "use_pos_enc": (True,),
     "use_parallel_embedding": (False, True),
 }
 """The values that llama.cpp assumes."""
@@ -74,9 +79,9 @@ class Said(NamedTuple):
     """The config as read back from the settings."""
 
 
-def settings_of(config: Mapping[str, Any], biased: Collection[str]) -> Said:
-    """The settings for ``config``; ArgumentError if a file cannot represent it. ``biased``: modules of the first block
-    that have a bias."""
+def settings_of(config: Mapping[str, Any], first: Collection[str]) -> Said:
+    """The settings for ``config``; ArgumentError if a file cannot represent it. ``first``: the parameters of the
+    first layer."""
     name = _architecture(config.get("model_type"))
     its = ARCHITECTURES[name]
     wanted, name = normal(name, config), its.file or name
@@ -102,12 +107,12 @@ def settings_of(config: Mapping[str, Any], biased: Collection[str]) -> Said:
         say("rope.freq_base_swa", real(both["sliding_attention"].get("rope_theta")))
     for key, value in _rope(wanted, rope, vectors):
         say(key, value)
-    for key, value in _hybrid(wanted) if its.of_layers else ():
+    for key, value in (*its.fixed.items(), *(OWN[name](wanted) if name in OWN else ())):
         say(key, value)
     for token, number in _tokens(config):
         said[f"tokenizer.ggml.{token}_token_id"] = number
     read = its.config(Settings(said, vectors))
-    _compare(its, wanted, read, its.has_biases(biased))
+    _compare(its, wanted, read, its.declares(first))
     return Said(its, said, vectors, read)
 
 
@@ -151,6 +156,20 @@ def _hybrid(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield SECTIONS, [*sections, 0]
 
 
+def _convolving(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    types, heads = wanted.get("layer_types"), wanted["num_key_value_heads"]
+    if not isinstance(types, list):
+        raise ArgumentError(f"config.json has the layer_types {short(types)}, and must have a list")
+    yield KEYS["num_key_value_heads"], [heads if kind == "full_attention" else 0 for kind in types]
+
+
+OWN: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]] = {
+    **dict.fromkeys(("qwen35", "qwen35moe"), _hybrid),
+    **dict.fromkeys(("lfm2", "lfm2moe"), _convolving),
+}
+"""What only some architectures say."""
+
+
 def _tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     said = config.get("eos_token_id")
     ends = said if isinstance(said, list) else [said]
@@ -164,15 +183,17 @@ def _tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield token, number
 
 
-def _compare(its: Architecture, wanted: Mapping[str, Any], read: Mapping[str, Any], biased: Mapping[str, bool]) -> None:
+def _compare(
+    its: Architecture, wanted: Mapping[str, Any], read: Mapping[str, Any], declared: Mapping[str, bool]
+) -> None:
     only: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), **ONLY}
     if its.gelu:
         tanh = ("gelu_pytorch_tanh", "gelu")  # the latter in old files, where it means the former
         only |= {"hidden_act": tanh, "hidden_activation": tanh[:1]}
     if "layer_types" not in read:
         only["layer_types"] = (["full_attention"] * wanted["num_hidden_layers"],)
-    only = {key: values for key, values in only.items() if key not in biased}
-    wrong, found = [], {**read, **biased}
+    only = {key: values for key, values in only.items() if key not in declared}
+    wrong, found = [], {**read, **declared}
     for key, value in wanted.items():
         if value is None or key in HARMLESS or (key in found and found[key] == value) or value in only.get(key, ()):
             continue

@@ -73,10 +73,10 @@ class Gguf:
             "vocab_size": vocabulary,
             "tie_word_embeddings": bool(self.tied),
             "dtype": str(self.dtype).removeprefix("torch."),
-            **its.has_biases(biased_modules(shapes)),
+            **its.declares(first_layer(shapes)),
         }
         apart = [name for name, scales in self.scales.items() if not _alike(scales)]
-        self.notes = [f"left out: layers that predict tokens after the next: {shortened(beyond, 2)}"] if beyond else []
+        self.notes = [left_out(beyond)] if beyond else []
         self.notes += [*scale_notes(tensors, apart), *self._notes(), *tokenizer_notes(header.settings)]
         self.files = tokenizer_files(path, header.settings) if "tokenizer.ggml.model" in header.settings else {}
 
@@ -136,6 +136,10 @@ class Gguf:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
 
 
+def left_out(beyond: list[str]) -> str:
+    return f"left out: layers that predict tokens after the next: {shortened(beyond, 2)}"
+
+
 def scale_notes(tensors: Iterable[str], apart: list[str]) -> Iterator[str]:
     """``tensors``: of the file; ``apart``: tensors of the model made of some whose scales differ."""
     if fixed := [name for name in tensors if name.endswith(f".{OF_INPUTS}")]:
@@ -171,10 +175,10 @@ def check_types(path: Path, tensors: Mapping[str, GgufTensor]) -> None:
         grids.library(f"{path} ({', '.join(gridded)})")
 
 
-def biased_modules(names: Iterable[str]) -> set[str]:
-    """The modules of the first block that have a bias. ``names``: of tensors of the model."""
+def first_layer(names: Iterable[str]) -> set[str]:
+    """The parameters of the first layer. ``names``: of tensors of the model."""
     first = "model.layers.0."
-    return {name[len(first) : -len(".bias")] for name in names if name.startswith(first) and name.endswith(".bias")}
+    return {name.removeprefix(first) for name in names if name.startswith(first)}
 
 
 def _configures(name: str, stored: Any) -> bool:

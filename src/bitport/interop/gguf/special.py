@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import CheckpointError
-from bitport.interop.gguf.config import KEYS, Settings, predicting
+from bitport.interop.gguf.config import DENSE, KEYS, MOST_LAYERS, Settings, predicting
 
 PERMUTED = "Meta AI original pth"
 """The row order of attn_q and attn_k, as declared in old files; new ones use the same."""
@@ -19,6 +19,11 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 SCALES = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 """The scales of granite."""
 EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+GLM_EXPERTS = (
+    *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace"),
+    *("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob"),
+)
+LFM2_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_dense_layers")
 LINEAR = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads")
 """The sizes of linear attention."""
 INNER, EVERY, SECTIONS = "ssm.inner_size", "full_attention_interval", "rope.dimension_sections"
@@ -148,6 +153,56 @@ def qwen3moe(settings: Settings, config: dict[str, Any]) -> None:
         **{key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
         "norm_topk_prob": True,
     }
+
+
+def glm4moe(settings: Settings, config: dict[str, Any]) -> None:
+    """The first layers have no experts."""
+    config["num_hidden_layers"] -= predicting(settings)
+    turned(settings, config)
+    config |= {key: settings.whole(KEYS[key]) for key in GLM_EXPERTS[:4]}
+    config |= {key: settings.whole(KEYS[key], 1) for key in ("n_group", "topk_group")}
+    config["first_k_dense_replace"] = dense_layers(settings)
+    config["routed_scaling_factor"] = settings.real(KEYS["routed_scaling_factor"], 1.0)
+    config["norm_topk_prob"] = settings.get(KEYS["norm_topk_prob"], (bool,), False)
+    config["num_nextn_predict_layers"] = 0
+
+
+def dense_layers(settings: Settings) -> int:
+    count: int = settings.get(DENSE, (int,), 0)
+    if not 0 <= count <= MOST_LAYERS:
+        raise CheckpointError(f"{settings.architecture}.{DENSE} is {count}, and must be 0 to {MOST_LAYERS}")
+    return count
+
+
+def lfm2(settings: Settings, config: dict[str, Any]) -> None:
+    _convolving(settings, config)
+    config["block_auto_adjust_ff_dim"] = False
+
+
+def lfm2moe(settings: Settings, config: dict[str, Any]) -> None:
+    """llama.cpp normalizes the weights of the selected experts, and does not scale them."""
+    _convolving(settings, config)
+    config |= {key: settings.whole(KEYS[key]) for key in LFM2_EXPERTS[:3]}
+    config["num_dense_layers"] = dense_layers(settings)
+    config |= {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+
+
+def _convolving(settings: Settings, config: dict[str, Any]) -> None:
+    """A layer with a convolution in place of attention is one with 0 heads of keys."""
+    heads = settings.get(KEYS["num_key_value_heads"], (list,))
+    if len(heads) != config["num_hidden_layers"] or not all(type(each) is int for each in heads):
+        raise CheckpointError(
+            f"{settings.architecture}.attention.head_count_kv is not of {config['num_hidden_layers']} layers"
+        )
+    some = {*heads} - {0}
+    if len(some) != 1 or not 0 < min(some) <= config["num_attention_heads"]:
+        raise CheckpointError(
+            f"{settings.architecture}.attention.head_count_kv is {short(heads)}; 0 and one other number are read"
+        )
+    config["num_key_value_heads"] = some.pop()
+    config["layer_types"] = ["full_attention" if each else "conv" for each in heads]
+    config["conv_L_cache"] = settings.whole(KEYS["conv_L_cache"])
+    config["conv_bias"] = False
 
 
 def qwen35(settings: Settings, config: dict[str, Any]) -> None:

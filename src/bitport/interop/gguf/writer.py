@@ -17,22 +17,22 @@ from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.changes import codes_of_file, floats_of_file, misfit, rows_of_file
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
-from bitport.interop.gguf.names import TensorPlace, apart, experts_of, places, scale_of
+from bitport.interop.gguf.names import TensorPlace, apart, experts_of, places, predicting_more, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
-from bitport.interop.gguf.source import EMBEDDING, HEAD, biased_modules
+from bitport.interop.gguf.source import EMBEDDING, HEAD, first_layer, left_out
 from bitport.interop.gguf.vocabulary import vocabulary
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
 FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
-TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere2")
+TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere2", "lfm2", "lfm2_moe")
 """Models whose head is the embedding by default."""
 
 
 class Writer:
     """``names``: of all tensors of a model; ``files``: its other files. Both are validated on construction:
-    ArgumentError for what a file cannot represent."""
+    ArgumentError for what a file cannot represent. ``left``: the tensors that it does not write."""
 
     name = "gguf"
 
@@ -41,12 +41,15 @@ class Writer:
         if not isinstance(said, str):
             raise ArgumentError("there is no config.json, from which the settings of a GGUF file are made")
         config: dict[str, Any] = json.loads(said)
-        its, self.settings, self.vectors, read = settings_of(config, biased_modules(names))
+        its, self.settings, self.vectors, read = settings_of(config, first_layer(names))
+        self.left = set(predicting_more(names, config))
         self.vocabulary: int = config["vocab_size"]
         ids = (self.settings.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos"))
         words, self.notes = vocabulary(files, self.vocabulary, *ids)
         self.settings |= words
-        self.places = places(its, names, read)
+        if self.left:
+            self.notes.append(left_out([name for name in names if name in self.left]))
+        self.places = places(its, [name for name in names if name not in self.left], read)
         self.experts = experts_of(read)
         ties = HEAD in tied or config.get("tie_word_embeddings", config.get("model_type") in TIED)
         if HEAD not in names and not ties:
@@ -63,6 +66,8 @@ class Writer:
 
     def refuses(self, q: Described) -> str | None:
         """The reason why a weight of this description cannot be written, or None."""
+        if q.name in self.left:
+            return None
         fmt = q.scheme.weight
         place = self.places.get(q.name)
         vector = place is not None and (place.dimensions == 1 or place.names[0].endswith("bias"))
@@ -86,7 +91,7 @@ class Writer:
         """Open the file. ``weights``: all that are quantized."""
         dimensions = dict.fromkeys(self.vectors, 1)
         dimensions |= {name: place.dimensions for place in self.places.values() for name in place.names}
-        scaled = [self.places[q.name] for q in weights if q.scheme.weight.global_scale]
+        scaled = [self.places[q.name] for q in weights if q.scheme.weight.global_scale and q.name not in self.left]
         dimensions |= {scale_of(name): 1 for place in scaled for name in place.names}
         with Output(path, self.settings, dimensions) as out:
             for name, vector in self.vectors.items():

@@ -1,0 +1,186 @@
+"""Layers of several types in GGUF files: with experts after those without (glm4moe, lfm2moe), with a convolution in
+place of attention (lfm2), and those that predict tokens after the next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop import convert
+from bitport.interop.gguf import Gguf, Writer
+from bitport.interop.gguf.header import read_header
+from bitport.interop.sources import Own
+
+from .files import edited
+from .gguf_files import gguf, model_of, write
+from .test_gguf import KINDS, MORE, assert_same_answers, huggingface, logits, small
+from .test_gguf_writer import written
+
+types = gguf.GGUFValueType
+RECIPE = {"*k_proj": "int8", "*": "skip"}
+CORRECTION = {
+    "glm4moe": "model.layers.2.mlp.gate.e_score_correction_bias",
+    "lfm2moe": "model.layers.2.feed_forward.expert_bias",
+}
+
+
+def config_of(name: str, **changes: Any) -> Any:
+    kind, its = MORE[name]
+    return small(kind, **{**its, **changes})
+
+
+def said(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("glm4moe", {"expert_gating_func": (1, types.UINT32)}, "expert_gating_func is 1; 2 is read"),
+        ("glm4moe", {"expert_shared_count": None}, "expert_shared_count must be int, not absent"),
+        ("glm4moe", {"leading_dense_block_count": (2, types.UINT32)}, r"blk\.1\.ffn_.* has no such"),
+        ("glm4moe", {"leading_dense_block_count": (0, types.UINT32)}, r"blk\.0\.ffn_.* has no such"),
+        ("glm4moe", {"leading_dense_block_count": (1 << 30, types.UINT32)}, "and must be 0 to 4096"),
+        ("glm4moe", {"expert_weights_norm": (1, types.UINT32)}, "expert_weights_norm must be bool, not 1"),
+        ("glm4moe", {"rope.dimension_sections": ([1, 1, 1, 0], types.ARRAY)}, "dimension_sections"),
+        ("lfm2moe", {"expert_weights_scale": (2.0, types.FLOAT32)}, "expert_weights_scale = 2.0"),
+        ("lfm2", {"attention.head_count_kv": (2, types.UINT32)}, "head_count_kv must be list, not 2"),
+        ("lfm2", {"attention.head_count_kv": ([0, 2, 0], types.ARRAY)}, "head_count_kv is not of 4 layers"),
+        ("lfm2", {"attention.head_count_kv": ([0, 2, 0, 1], types.ARRAY)}, "0 and one other number are read"),
+        ("lfm2", {"attention.head_count_kv": ([0, 0, 0, 0], types.ARRAY)}, "0 and one other number are read"),
+        ("lfm2", {"attention.head_count_kv": ([0, 8, 0, 8], types.ARRAY)}, "0 and one other number are read"),
+        ("lfm2", {"attention.head_count_kv": ([2, 2, 0, 2], types.ARRAY)}, r"blk\.0\.shortconv.* has no such"),
+        ("lfm2", {"shortconv.l_cache": None}, "l_cache must be int, not absent"),
+    ],
+)
+def test_settings_that_are_not_read(name: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    named = {f"{name}.{key}": value for key, value in changes.items()}
+    write(tmp_path / "m.gguf", model_of(config_of(name)), KINDS, changes=named)
+    with pytest.raises(CheckpointError, match=reason):
+        Gguf(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2moe"])
+def test_a_convolution_has_no_bias(name: str, tmp_path: Path) -> None:
+    more = {"blk.0.shortconv.conv.bias": torch.ones(256)}
+    write(tmp_path / "m.gguf", model_of(config_of(name)), KINDS, vectors=more)
+    with pytest.raises(CheckpointError, match=r"shortconv\.conv\.bias: a lfm2.* of 4 layers has no such"):
+        Gguf(tmp_path / "m.gguf")
+
+
+def test_experts_that_are_as_llama_cpp_assumes(tmp_path: Path) -> None:
+    """What a file need not say."""
+    names = ("leading_dense_block_count", "expert_weights_scale", "expert_weights_norm", "expert_gating_func")
+    changes = dict.fromkeys(f"glm4moe.{key}" for key in (*names, "expert_group_count", "expert_group_used_count"))
+    config = config_of("glm4moe", first_k_dense_replace=0, routed_scaling_factor=1.0, norm_topk_prob=False)
+    model = write(tmp_path / "m.gguf", model_of(config), KINDS, changes=changes)
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert_same_answers(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", CORRECTION)
+def test_the_correction_of_scores_stays_in_float32(name: str, tmp_path: Path) -> None:
+    model = model_of(config_of(name))
+    with torch.no_grad():
+        for key, value in model.state_dict().items():
+            if not key.endswith("_bias"):
+                value.copy_(value.bfloat16())
+    write(tmp_path / "m.gguf", model, {r".*attn_q\..*": "Q8_0"})
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    tensors = dict(Own(tmp_path / "out").items())
+    found, wanted = tensors[CORRECTION[name]], model.state_dict()[CORRECTION[name]]
+    assert tensors["model.embed_tokens.weight"].dtype == torch.bfloat16
+    assert not torch.equal(wanted, wanted.bfloat16().float())
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("glm4moe", CORRECTION["glm4moe"]),
+        ("glm4moe", "model.layers.0.mlp.gate_proj.weight"),
+        ("glm4moe", "model.layers.1.mlp.shared_experts.down_proj.weight"),
+        ("glm4moe-groups", "model.layers.1.self_attn.q_norm.weight"),
+        ("glm4moe-groups", "model.layers.0.self_attn.k_norm.weight"),
+        ("lfm2moe", CORRECTION["lfm2moe"]),
+        ("lfm2", "model.embedding_norm.weight"),
+        ("lfm2", "model.layers.2.conv.conv.weight"),
+        ("lfm2", "model.layers.3.self_attn.k_layernorm.weight"),
+    ],
+)
+def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_path: Path) -> None:
+    written(config_of(name), tmp_path, RECIPE)
+    files = Own(tmp_path / "q")
+    names = [each for each in files.names() if each != lost]
+    assert len(names) < len(files.names())
+    with pytest.raises(ArgumentError, match="lacks what would be"):
+        Writer(names, files.tied, dict(files.others({})))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("glm4moe", "model.layers.0.mlp.experts.0.gate_proj.weight"),
+        ("glm4moe", "model.layers.0.mlp.experts.gate_up_proj"),
+        ("glm4moe", "model.layers.1.mlp.gate_proj.weight"),
+        ("glm4moe", "model.layers.1.mlp.experts.0.gate.weight"),
+        ("lfm2", "model.layers.4.ffn_norm.weight"),
+        ("lfm2moe", "model.layers.0.feed_forward.experts.0.w1.weight"),
+        ("lfm2moe", "model.layers.0.self_attn.q_proj.weight"),
+        ("lfm2", "model.layers.1.conv.conv.weight"),
+        ("lfm2", "model.layers.0.conv.conv.bias"),
+        ("lfm2", "model.norm.weight"),
+    ],
+)
+def test_what_files_have_no_place_for(name: str, more: str, tmp_path: Path) -> None:
+    written(config_of(name), tmp_path, RECIPE)
+    files = Own(tmp_path / "q")
+    with pytest.raises(ArgumentError, match=f"no place for {more}"):
+        Writer([*files.names(), more], files.tied, dict(files.others({})))
+
+
+def test_layers_that_predict_more_are_not_written(tmp_path: Path) -> None:
+    written(config_of("glm4moe"), tmp_path, {"*experts*": "nvfp4-wo", **RECIPE})
+    source = edited(tmp_path / "q", tmp_path / "p", num_hidden_layers=2, num_nextn_predict_layers=1)
+    done = convert(source, tmp_path / "m.gguf", to="gguf", progress=False)
+    assert any(note.startswith("left out: layers that predict") and "model.layers.2." in note for note in done.notes)
+    assert not any(name.startswith("model.layers.2.") for name in done.weights)
+    header = read_header(tmp_path / "m.gguf")
+    assert header.settings["glm4moe.block_count"] == 2
+    assert not any(name.startswith("blk.2.") for name in header.tensors)
+    kept = [name for name in Own(source).names() if not name.startswith("model.layers.2.")]
+    assert len(done.weights) + done.others == len(kept)
+    convert(tmp_path / "m.gguf", tmp_path / "back", progress=False)
+    assert said(tmp_path / "back")["num_nextn_predict_layers"] == 0
+    source = edited(tmp_path / "q", tmp_path / "r", num_hidden_layers=2, num_nextn_predict_layers=0)
+    with pytest.raises(ArgumentError, match=r"no place for model\.layers\.2\."):
+        convert(source, tmp_path / "n.gguf", to="gguf", progress=False)
+
+
+def test_layers_that_predict_more_are_not_read(tmp_path: Path) -> None:
+    changes = {"glm4moe.block_count": (4, types.UINT32), "glm4moe.nextn_predict_layers": (1, types.UINT32)}
+    more = {"blk.3.nextn.eh_proj.weight": torch.ones(4, 8), "blk.3.ffn_gate_exps.weight": torch.ones(8, 4, 8)}
+    model = write(tmp_path / "m.gguf", model_of(config_of("glm4moe")), KINDS, changes=changes, vectors=more)
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert [note for note in done.notes if note.startswith("left out")] == [
+        "left out: layers that predict tokens after the next: blk.3.nextn.eh_proj.weight, blk.3.ffn_gate_exps.weight"
+    ]
+    assert_same_answers(model, tmp_path / "out")
+
+
+def test_an_mlp_whose_size_follows(tmp_path: Path) -> None:
+    """700 * 2 / 3, rounded up to a multiple of 256."""
+    model = written(config_of("lfm2", block_auto_adjust_ff_dim=True, intermediate_size=700), tmp_path, RECIPE)
+    assert model.get_parameter("model.layers.0.feed_forward.w1.weight").shape[0] == 512
+    convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
+    assert read_header(tmp_path / "m.gguf").settings["lfm2.feed_forward_length"] == 512
+    convert(tmp_path / "m.gguf", tmp_path / "back", progress=False)
+    before, after = (logits(huggingface.load_model(tmp_path / name)) for name in ("q", "back"))
+    # float16 keeps three digits.
+    assert float((before - after).abs().max()) <= 2e-3 * float(before.abs().max())
