@@ -35,6 +35,7 @@ SIZES: dict[str, Any] = {
 NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"} | {
     "glm4_moe": "glm4moe",
     "lfm2_moe": "lfm2moe",
+    "minimax_m2": "minimax-m2",
     "mistral": "llama",
     "mixtral": "llama",
     "ministral3": "mistral3",
@@ -300,7 +301,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
     if name == "glm4moe":
         found["expert_weights_norm"] = (config.norm_topk_prob, types.BOOL)
         found["expert_weights_scale"] = (config.routed_scaling_factor, real)
-    if name in ("glm4moe", "lfm2moe"):
+    if name in ("glm4moe", "lfm2moe", "minimax-m2"):
         found["expert_gating_func"] = (2, whole)
     if name.startswith("lfm2"):
         heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
@@ -328,8 +329,8 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
     if hasattr(config, "num_experts_per_tok"):
         found["expert_count"] = (getattr(config, "num_experts", None) or config.n_routed_experts, whole)
         found["expert_used_count"] = (config.num_experts_per_tok, whole)
-    if "moe" in name or name == "gpt-oss":
-        size = config.intermediate_size if name == "gpt-oss" else config.moe_intermediate_size
+    if "moe" in name or name in ("gpt-oss", "minimax-m2"):
+        size = config.moe_intermediate_size if "moe" in name else config.intermediate_size
         found["expert_feed_forward_length"] = (size, whole)
     if name in ("qwen2moe", "qwen35moe"):
         found["expert_shared_feed_forward_length"] = (config.shared_expert_intermediate_size, whole)

@@ -86,6 +86,9 @@ LFM2: dict[str, Any] = {**KINDS_OF_LAYERS, "block_auto_adjust_ff_dim": False, "n
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64} | {
     **{**KINDS_OF_LAYERS, "num_dense_layers": 2, "norm_eps": 1e-5}
 }
+MINIMAX_M2: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32} | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5}
+}
 COHERE2 = {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.25, "layer_norm_eps": 1e-5}
 LINEAR: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64} | {
     **{"linear_value_head_dim": 64, "head_dim": 32, "num_hidden_layers": 3, "full_attention_interval": 2},
@@ -100,6 +103,7 @@ MORE = {
     "glm4": ("Glm4Config", GLM4),
     "glm4moe": ("Glm4MoeConfig", GLM4_MOE),
     "glm4moe-groups": ("Glm4MoeConfig", {**GLM4_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": True}),
+    "minimax-m2": ("MiniMaxM2Config", MINIMAX_M2),
     "lfm2": ("Lfm2Config", LFM2),
     "lfm2moe": ("Lfm2MoeConfig", LFM2_MOE),
     "seed_oss": ("SeedOssConfig", {"head_dim": 32}),

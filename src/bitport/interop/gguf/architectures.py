@@ -221,6 +221,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         more=("num_local_experts", "num_experts_per_tok", "sliding_window"),
         biased=("attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
     ),
+    "minimax-m2": Architecture(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        {**ATTENTION, **HEAD_NORMS, **BEFORE_MLP, **ROUTED, "exp_probs_b": "mlp.e_score_correction_bias"},
+        specials.minimax_m2,
+        stacked=EXPERTS,
+        more=("num_local_experts", "num_experts_per_tok"),
+        declared={},
+        fixed=SIGMOID,
+        older={"block_sparse_moe.": "mlp."},
+    ),
     "phi3": Architecture(
         "Phi3ForCausalLM",
         "phi3",

@@ -19,6 +19,7 @@ CONFIGURING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sh
 """Tensors that are part of the configuration."""
 BARE = {"self_attn.sinks": "weight", "linear_attn.A_log": "", "linear_attn.dt_bias": "bias"} | {
     "mlp.gate.e_score_correction_bias": "bias",
+    "mlp.e_score_correction_bias": "bias",
     "feed_forward.expert_bias": "bias",
 }
 """Parameters that are not the weight of a module -> what ends their names in a file."""

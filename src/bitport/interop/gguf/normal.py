@@ -18,11 +18,23 @@ from bitport.interop.gguf.special import LINEAR, SCALES, hybrid_types, layer_typ
 
 MOST = 1 << 24
 HYBRID = ("qwen35", "qwen35moe")
-OWN_HEADS = ("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "mistral3", "glm4", "seed_oss", "ernie4_5", *HYBRID)
+OWN_HEADS = (
+    "qwen3",
+    "gpt-oss",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "mistral3",
+    "glm4",
+    "seed_oss",
+    "ernie4_5",
+    "minimax-m2",
+    *HYBRID,
+)
 """Architectures for which head_dim does not default to hidden size / heads: config.json must have it."""
 FEWER = (
     *("mixtral", "qwen2moe", "gpt-oss", "smollm3", "mistral3", "glm4", "seed_oss", "ernie4_5", "starcoder2"),
-    *("glm4moe", "lfm2", "lfm2moe", *HYBRID),
+    *("glm4moe", "minimax-m2", "lfm2", "lfm2moe", *HYBRID),
 )
 """Architectures whose num_key_value_heads does not default to the number of heads."""
 WINDOWS = {"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "cohere2": 4}
@@ -35,9 +47,10 @@ THETA = {
     "ernie4_5": 5e5,
     "lfm2": 1e6,
     "lfm2moe": 1e6,
+    "minimax-m2": 5e6,
 }
 """The default rope_theta, if it is not 10000."""
-TURNED = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, **dict.fromkeys(HYBRID, 0.25)}
+TURNED = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, "minimax-m2": 1.0, **dict.fromkeys(HYBRID, 0.25)}
 """Architectures with partial rotary embeddings -> the default fraction."""
 POSITIONS = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
 """The default rotary settings of HYBRID, for positions of three parts."""
@@ -74,6 +87,8 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if name not in FEWER:
         _default(wanted, "num_key_value_heads", wanted["num_attention_heads"])
     _check(wanted, "num_key_value_heads")
+    if name == "minimax-m2" and (turned := wanted.pop("rotary_dim", None)) is not None:
+        _default(wanted, "partial_rotary_factor", real(turned) / wanted["head_dim"])
     wanted["rope_parameters"] = _ropes(name, wanted)
     if name == "phi3" and wanted.get("original_max_position_embeddings") is None:
         wanted["original_max_position_embeddings"] = wanted["max_position_embeddings"]

@@ -23,7 +23,7 @@ ALIKE = {"mistral": "llama"}
 """Model types that compute the same as another one."""
 SOME = {key for its in ARCHITECTURES.values() for key in its.more}
 """The entries of KEYS that not all architectures have."""
-ALSO = {"gpt-oss": {"expert_feed_forward_length": "intermediate_size"}}
+ALSO = {name: {"expert_feed_forward_length": "intermediate_size"} for name in ("gpt-oss", "minimax-m2")}
 """Additional settings that repeat a key of config.json."""
 REAL = (*EPSILONS, *SCALES, "logit_scale", "routed_scaling_factor", "attn_logit_softcapping", "final_logit_softcapping")
 ENDS = ("eos", "eot", "eom")
@@ -39,6 +39,7 @@ HARMLESS = (
     *("full_attention_interval", "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
     *("num_nextn_predict_layers", "full_attn_idxs", "tie_embedding"),
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
+    *("mtp_transformer_layers", "num_mtp_modules", "use_mtp"),
     *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads"),
 )
 """Keys without effect, or handled elsewhere: tokens, vocabulary, attention windows (layer_types)."""
@@ -65,6 +66,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "use_parallel_block": (True,),
     "block_use_swiglu": (True,),
     "use_pos_enc": (True,),
+    "scoring_func": ("sigmoid",),
+    "shared_intermediate_size": (0,),
+    "use_qk_norm": (True,),
+    "qk_norm_type": ("per_layer",),
+    "use_routing_bias": (True,),
     "use_parallel_embedding": (False, True),
 }
 """The values that llama.cpp assumes."""
@@ -192,6 +198,7 @@ def _compare(
         only |= {"hidden_act": tanh, "hidden_activation": tanh[:1]}
     if "layer_types" not in read:
         only["layer_types"] = (["full_attention"] * wanted["num_hidden_layers"],)
+        only["attn_type_list"] = ([1] * wanted["num_hidden_layers"],)
     only = {key: values for key, values in only.items() if key not in declared}
     wrong, found = [], {**read, **declared}
     for key, value in wanted.items():

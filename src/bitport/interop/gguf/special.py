@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from reprlib import repr as short
 from typing import Any
 
@@ -242,11 +243,23 @@ def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:
     config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
     config["sliding_window"] = settings.whole(KEYS["sliding_window"])
     config["layer_types"] = _windows(settings, config["num_hidden_layers"], every=2)
-    same = config["intermediate_size"]
-    if settings.whole("expert_feed_forward_length", same) != same:
-        raise CheckpointError(f"gpt-oss.expert_feed_forward_length is not feed_forward_length, {same}")
+    _all_experts(settings, config)
     if config["rope_parameters"]["rope_type"] == "yarn":
         config["rope_parameters"]["truncate"] = False
+
+
+def minimax_m2(settings: Settings, config: dict[str, Any]) -> None:
+    """llama.cpp and the model normalize the weights of the selected experts."""
+    config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
+    turned(settings, config)
+    _all_experts(settings, config)
+
+
+def _all_experts(settings: Settings, config: Mapping[str, Any]) -> None:
+    """Models in which all MLPs have experts have one size of them, which files say twice."""
+    same = config["intermediate_size"]
+    if settings.whole("expert_feed_forward_length", same) != same:
+        raise CheckpointError(f"{settings.architecture}.expert_feed_forward_length is not feed_forward_length, {same}")
 
 
 def gemma2(settings: Settings, config: dict[str, Any]) -> None:
