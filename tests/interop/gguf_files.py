@@ -36,6 +36,7 @@ NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3mo
     "glm4_moe": "glm4moe",
     "lfm2_moe": "lfm2moe",
     "minimax_m2": "minimax-m2",
+    "gemma4_text": "gemma4",
     "mistral": "llama",
     "mixtral": "llama",
     "ministral3": "mistral3",
@@ -148,8 +149,21 @@ def model_of(config: Any) -> Any:
             if name.endswith("_bias"):
                 value.copy_(torch.randn_like(value) * 0.1)
             if value.dim() == 1 and not CORRECTION.fullmatch(name):
-                value.copy_(torch.randn_like(value) * 0.1 + (0 if "gemma" in config.model_type else 1))
+                value.copy_(torch.randn_like(value) * 0.1 + (0 if norms_less_one(config) else 1))
     return model
+
+
+def norms_less_one(config: Any) -> bool:
+    return "gemma" in config.model_type and "gemma4" not in config.model_type
+
+
+def of_one_layer(config: Any) -> Any:
+    """The config with what holds for a layer, of those with a window where others differ."""
+    return config.per_layer_config["sliding_attention"] if config.model_type == "gemma4_text" else config
+
+
+def heads_of(config: Any) -> dict[str, int]:
+    return {"q_proj": config.num_attention_heads, "k_proj": of_one_layer(config).num_key_value_heads}
 
 
 def write(
@@ -188,18 +202,18 @@ def write(
             value.copy_(stacked(key, made, name))
             continue
         target = name_in_file(key, tensor_names)
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
+        heads = heads_of(config).get(stem.split(".")[-1])
         if name in LLAMAS and heads:
             value.copy_(restored(add(target, permuted(value, heads)), heads))
         elif ".linear_attn." in key:
             _linear(key, value, config, add)
-        elif name.startswith(("gemma", "qwen35")) and key.endswith("norm.weight"):
+        elif (name.startswith("qwen35") or norms_less_one(config)) and key.endswith("norm.weight"):
             value.copy_(add(target, value + 1) - 1)
         else:
             one = 0 if squeezed and stem.endswith("shared_expert_gate") else 1 if stem.endswith("conv.conv") else None
             stored = value if one is None else value.squeeze(one)
             value.copy_(add(target, stored).reshape(value.shape))
-    for key, vector in (vectors or {}).items():
+    for key, vector in {**(proportional(config) if name == "gemma4" else {}), **(vectors or {})}.items():
         writer.add_tensor(key, vector.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -208,9 +222,16 @@ def write(
     return model
 
 
+def proportional(config: Any) -> dict[str, Tensor]:
+    """The divisors of frequencies: those of what is not turned are huge."""
+    pairs = config.per_layer_config["full_attention"].head_dim // 2
+    turned = int(pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    return {"rope_freqs.weight": torch.tensor([1.0] * turned + [1e30] * (pairs - turned))}
+
+
 def name_in_file(key: str, names: Any) -> str:
     """``names``: those of the library."""
-    if key.endswith(".sinks"):
+    if key.endswith((".sinks", ".layer_scalar")):
         return f"{names.get_name(key)}.weight"
     if found := CORRECTION.fullmatch(key):
         return f"{names.get_name(found[1]) or names.get_name(key)}.bias"
@@ -279,14 +300,15 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
     """Key -> (value, type), as in llama.cpp's converter, and a byte tokenizer."""
     config, types = model.config, gguf.GGUFValueType
     whole, real, text, array = types.UINT32, types.FLOAT32, types.STRING, types.ARRAY
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    near = of_one_layer(config)
+    head = getattr(near, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     found: dict[str, tuple[Any, Any]] = {
         "context_length": (config.max_position_embeddings, whole),
         "embedding_length": (config.hidden_size, whole),
         "block_count": (config.num_hidden_layers, whole),
         "attention.head_count": (config.num_attention_heads, whole),
-        "attention.head_count_kv": (config.num_key_value_heads, whole),
+        "attention.head_count_kv": (near.num_key_value_heads, whole),
         "rope.freq_base": (rope["rope_theta"], real),
         "attention.key_length": (head, whole),
         "attention.value_length": (head, whole),
@@ -319,6 +341,26 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
             "full_attention_interval": (config.layer_types.index("full_attention") + 1, whole),
             "rope.dimension_sections": ([*rope["mrope_section"], 0], array),
         }
+    if name == "gemma4":
+        far = config.per_layer_config["full_attention"]
+        windows = [kind == "sliding_attention" for kind in config.layer_types]
+        own = config.num_hidden_layers - config.num_kv_shared_layers
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            found |= {key: (far.head_dim, whole), f"{key}_swa": (head, whole)}
+        found |= {
+            "attention.sliding_window_pattern": (windows, array),
+            "attention.shared_kv_layers": (config.num_kv_shared_layers, whole),
+            "embedding_length_per_layer_input": (config.hidden_size_per_layer_input, whole),
+            "final_logit_softcapping": (config.final_logit_softcapping, real),
+            "rope.freq_base_swa": (config.rope_parameters["sliding_attention"]["rope_theta"], real),
+        }
+        if config.attention_k_eq_v:
+            heads = [(near if window else far).num_key_value_heads for window in windows]
+            found["attention.head_count_kv"] = (heads, array)
+        if config.use_double_wide_mlp:
+            size = config.intermediate_size
+            sizes = [size if at < own else 2 * size for at in range(config.num_hidden_layers)]
+            found["feed_forward_length"] = (sizes, array)
     if name in (*LLAMAS, "cohere2", "lfm2", "lfm2moe"):
         found["vocab_size"] = (config.vocab_size, whole)
     if ("gemma" in name and name != "gemma") or name in ("gpt-oss", "cohere2"):

@@ -8,6 +8,32 @@ from typing import Any
 from .gguf_published_experts import ALL, EXPERTS, USUAL
 
 LLAMA = {**ALL, "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "pretraining_tp": 1}
+GEMMA4: dict[str, Any] = {
+    **ALL,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 2,
+    "enable_moe_block": False,
+    "eos_token_id": 1,
+    "expert_intermediate_size": None,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "model_type": "gemma4_text",
+    "num_experts": None,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "tie_word_embeddings": True,
+    "top_k_experts": None,
+    "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144,
+}
+"""What the text models have in common."""
 PUBLISHED: dict[str, dict[str, Any]] = {
     **EXPERTS,
     "Llama 2 7B": {
@@ -169,6 +195,40 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "sliding_window": 512,
         "sliding_window_pattern": 6,
         "vocab_size": 262144,
+    },
+    "Gemma 4 31B": {
+        **GEMMA4,
+        "attention_k_eq_v": True,
+        "hidden_size": 5376,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 21504,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 10,
+        "max_position_embeddings": 262144,
+        "num_attention_heads": 32,
+        "num_global_key_value_heads": 4,
+        "num_hidden_layers": 60,
+        "num_key_value_heads": 16,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False,
+    },
+    "Gemma 4 E2B": {
+        **GEMMA4,
+        "attention_k_eq_v": False,
+        "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_global_key_value_heads": None,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "sliding_window": 512,
+        "use_bidirectional_attention": None,
+        "use_double_wide_mlp": True,
     },
     "SmolLM 3 3B": {
         **USUAL,

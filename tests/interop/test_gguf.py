@@ -89,6 +89,14 @@ LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_int
 MINIMAX_M2: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32} | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5}
 }
+GEMMA4: dict[str, Any] = {"head_dim": 32, "global_head_dim": 64, "sliding_window": 8} | {
+    **{"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4},
+    **{"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": SIZES["vocab_size"]},
+    **{"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0},
+}
+KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1} | {
+    **{"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
+}
 COHERE2 = {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.25, "layer_norm_eps": 1e-5}
 LINEAR: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64} | {
     **{"linear_value_head_dim": 64, "head_dim": 32, "num_hidden_layers": 3, "full_attention_interval": 2},
@@ -103,6 +111,8 @@ MORE = {
     "glm4": ("Glm4Config", GLM4),
     "glm4moe": ("Glm4MoeConfig", GLM4_MOE),
     "glm4moe-groups": ("Glm4MoeConfig", {**GLM4_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": True}),
+    "gemma4": ("Gemma4TextConfig", GEMMA4),
+    "gemma4-values": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES}),
     "minimax-m2": ("MiniMaxM2Config", MINIMAX_M2),
     "lfm2": ("Lfm2Config", LFM2),
     "lfm2moe": ("Lfm2MoeConfig", LFM2_MOE),

@@ -1,5 +1,6 @@
 """Layers of several types in GGUF files: with experts after those without (glm4moe, lfm2moe), with a convolution in
-place of attention (lfm2), and those that predict tokens after the next."""
+place of attention (lfm2), with keys and values of another layer (gemma4), and those that predict tokens after the
+next."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from .test_gguf import KINDS, MORE, assert_same_answers, huggingface, logits, sm
 from .test_gguf_writer import written
 
 types = gguf.GGUFValueType
-RECIPE = {"*k_proj": "int8", "*": "skip"}
+RECIPE = {"*q_proj": "int8", "*": "skip"}
 CORRECTION = {
     "glm4moe": "model.layers.2.mlp.gate.e_score_correction_bias",
     "lfm2moe": "model.layers.2.feed_forward.expert_bias",
@@ -49,12 +50,36 @@ def said(path: Path) -> dict[str, Any]:
         ("glm4moe", {"leading_dense_block_count": (1 << 30, types.UINT32)}, "and must be 0 to 4096"),
         ("glm4moe", {"expert_weights_norm": (1, types.UINT32)}, "expert_weights_norm must be bool, not 1"),
         ("glm4moe", {"rope.dimension_sections": ([1, 1, 1, 0], types.ARRAY)}, "dimension_sections"),
+        ("gemma4", {"attention.key_length_swa": None}, "key_length_swa must be int, not absent"),
+        ("gemma4", {"attention.value_length_swa": (64, types.UINT32)}, r"are \[32, 64\]; one size is read"),
+        ("gemma4", {"rope.dimension_count_swa": (16, types.UINT32)}, r"are \[16, 32\]; one size is read"),
+        ("gemma4", {"attention.shared_kv_layers": (1, types.UINT32)}, "of which 1 have no keys, is not read"),
+        ("gemma4", {"attention.shared_kv_layers": (4, types.UINT32)}, "of which 4 have no keys, is not read"),
+        ("gemma4", {"attention.shared_kv_layers": (5, types.UINT32)}, "shared_kv_layers is 5, and must be 0 to 4"),
+        ("gemma4", {"attention.shared_kv_layers": (0, types.UINT32)}, r"; \[512, 512, 512, 512\] would be read"),
+        ("gemma4", {"attention.sliding_window_pattern": ([True] * 4, types.ARRAY)}, "is not read: the last must be"),
+        ("gemma4", {"feed_forward_length": ([512, 512, 512, 1024], types.ARRAY)}, "512, 1024, 1024. would be read"),
+        (
+            "gemma4",
+            {"attention.head_count_kv": ([2, 2, 2, 1], types.ARRAY)},
+            r"is \[2, 2, 2, 1\]; \[2, 1, 2, 1\] would be",
+        ),
+        ("gemma4", {"attention.head_count_kv": ([2, 1, 2, 1], types.ARRAY)}, r"blk\.1\.attn_v.* has no such"),
+        ("gemma4", {"rope.freq_base_swa": None}, "freq_base_swa must be float, not absent"),
+        ("gemma4", {"rope.scaling.factor": (8.0, types.FLOAT32)}, "rope.scaling.type is 'linear'; none is read"),
+        ("gemma4", {"embedding_length_per_layer_input": (0, types.UINT32)}, r"blk\.0\.inp_gate.* has no such"),
+        ("gemma4", {"expert_count": (4, types.UINT32)}, "not known here: gemma4.expert_count = 4"),
         ("lfm2moe", {"expert_weights_scale": (2.0, types.FLOAT32)}, "expert_weights_scale = 2.0"),
-        ("lfm2", {"attention.head_count_kv": (2, types.UINT32)}, "head_count_kv must be list, not 2"),
-        ("lfm2", {"attention.head_count_kv": ([0, 2, 0], types.ARRAY)}, "head_count_kv is not of 4 layers"),
-        ("lfm2", {"attention.head_count_kv": ([0, 2, 0, 1], types.ARRAY)}, "0 and one other number are read"),
-        ("lfm2", {"attention.head_count_kv": ([0, 0, 0, 0], types.ARRAY)}, "0 and one other number are read"),
-        ("lfm2", {"attention.head_count_kv": ([0, 8, 0, 8], types.ARRAY)}, "0 and one other number are read"),
+        ("lfm2", {"attention.head_count_kv": (2, types.UINT32)}, "head_count_kv is 2; a list of 0 and one other"),
+        (
+            "lfm2",
+            {"attention.head_count_kv": ([0, 2, 0], types.ARRAY)},
+            r"head_count_kv is \[0, 2, 0\], no number for each of 4",
+        ),
+        ("lfm2", {"attention.head_count_kv": ([0, 2, 0, 1], types.ARRAY)}, "a list of 0 and one other number is"),
+        ("lfm2", {"attention.head_count_kv": ([0, 2, 0, -2], types.ARRAY)}, "no number for each of 4"),
+        ("lfm2", {"attention.head_count_kv": ([0, 0, 0, 0], types.ARRAY)}, "a list of 0 and one other number is"),
+        ("lfm2", {"attention.head_count_kv": ([0, 8, 0, 8], types.ARRAY)}, "a list of 0 and one other number is"),
         ("lfm2", {"attention.head_count_kv": ([2, 2, 0, 2], types.ARRAY)}, r"blk\.0\.shortconv.* has no such"),
         ("lfm2", {"shortconv.l_cache": None}, "l_cache must be int, not absent"),
     ],
@@ -84,6 +109,49 @@ def test_experts_that_are_as_llama_cpp_assumes(tmp_path: Path) -> None:
     assert_same_answers(model, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "factors", [[1.0] * 32, [1.0] * 8 + [1e29] * 24, [1e30] * 24 + [1.0] * 8, [0.5] * 8 + [1e30] * 24]
+)
+def test_frequencies_that_are_turned_otherwise(factors: list[float], tmp_path: Path) -> None:
+    vectors = {"rope_freqs.weight": torch.tensor(factors)}
+    model = model_of(config_of("gemma4"))
+    write(tmp_path / "m.gguf", model, KINDS, vectors=vectors)
+    if factors[-1] == 1 == factors[0]:
+        assert Gguf(tmp_path / "m.gguf").config["rope_parameters"]["full_attention"]["partial_rotary_factor"] == 1
+        return
+    with pytest.raises(CheckpointError, match="must be some 1 and then 1e\\+30"):
+        Gguf(tmp_path / "m.gguf")
+
+
+def test_a_cap_of_logits_that_llama_cpp_assumes(tmp_path: Path) -> None:
+    model = write(
+        tmp_path / "m.gguf", model_of(config_of("gemma4")), KINDS, changes={"gemma4.final_logit_softcapping": None}
+    )
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert_same_answers(model, tmp_path / "out")
+
+
+def test_keys_that_no_layer_uses(tmp_path: Path) -> None:
+    """Published files have them, as the original models do."""
+    more = {"blk.2.attn_k.weight": torch.ones(64, 256), "blk.3.attn_v.weight": torch.ones(128, 256)}
+    more |= {"blk.3.attn_k_norm.weight": torch.ones(64)}
+    model = write(tmp_path / "m.gguf", model_of(config_of("gemma4")), KINDS, vectors=more)
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    told = "left out: keys and values of layers that use those of a layer before: blk.2.attn_k.weight, blk.3.attn_v"
+    assert any(note.startswith(told) for note in done.notes)
+    assert not any(".3.self_attn.k" in name for name in Own(tmp_path / "out").names())
+    assert_same_answers(model, tmp_path / "out")
+    written(config_of("gemma4"), tmp_path / "w", {"*q_proj": "int8", "*": "skip"})
+    files, more_names = (
+        Own(tmp_path / "w" / "q"),
+        [f"model.layers.3.self_attn.{key}.weight" for key in ("k_proj", "k_norm")],
+    )
+    writer = Writer([*files.names(), *more_names], files.tied, dict(files.others({})))
+    assert writer.left == set(more_names)
+    with pytest.raises(ArgumentError, match=r"no place for model\.layers\.1\.self_attn\.k_proj\.bias"):
+        Writer([*files.names(), "model.layers.1.self_attn.k_proj.bias"], files.tied, dict(files.others({})))
+
+
 @pytest.mark.parametrize("name", CORRECTION)
 def test_the_correction_of_scores_stays_in_float32(name: str, tmp_path: Path) -> None:
     model = model_of(config_of(name))
@@ -108,6 +176,11 @@ def test_the_correction_of_scores_stays_in_float32(name: str, tmp_path: Path) ->
         ("glm4moe", "model.layers.1.mlp.shared_experts.down_proj.weight"),
         ("glm4moe-groups", "model.layers.1.self_attn.q_norm.weight"),
         ("glm4moe-groups", "model.layers.0.self_attn.k_norm.weight"),
+        ("gemma4", "model.layers.1.layer_scalar"),
+        ("gemma4", "model.layers.1.self_attn.v_proj.weight"),
+        ("gemma4", "model.layers.3.per_layer_projection.weight"),
+        ("gemma4", "model.embed_tokens_per_layer.weight"),
+        ("gemma4-values", "model.layers.2.self_attn.v_proj.weight"),
         ("lfm2moe", CORRECTION["lfm2moe"]),
         ("lfm2", "model.embedding_norm.weight"),
         ("lfm2", "model.layers.2.conv.conv.weight"),
@@ -131,6 +204,9 @@ def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_pa
         ("glm4moe", "model.layers.1.mlp.gate_proj.weight"),
         ("glm4moe", "model.layers.1.mlp.experts.0.gate.weight"),
         ("lfm2", "model.layers.4.ffn_norm.weight"),
+        ("gemma4-values", "model.layers.1.self_attn.v_proj.weight"),
+        ("gemma4-values", "model.embed_tokens_per_layer.weight"),
+        ("gemma4-values", "model.layers.1.per_layer_input_gate.weight"),
         ("lfm2moe", "model.layers.0.feed_forward.experts.0.w1.weight"),
         ("lfm2moe", "model.layers.0.self_attn.q_proj.weight"),
         ("lfm2", "model.layers.1.conv.conv.weight"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from bitport.errors import BitportError
 from bitport.interop.gguf.architectures import architecture
@@ -26,7 +27,8 @@ def test_published_models(model: str) -> None:
     said = settings_of(config, BIASED.get(config["model_type"], NONE))
     name = said.settings["general.architecture"]
     assert architecture(said.settings) is said.architecture
-    theta = config.get("rope_parameters", config).get("rope_theta", 10000.0)
+    rope = config.get("rope_parameters", config)
+    theta = rope.get("full_attention", rope).get("rope_theta", 10000.0)
     assert said.settings[f"{name}.rope.freq_base"] == pytest.approx(theta, rel=2**-24)
     assert said.settings[f"{name}.vocab_size"] == config["vocab_size"]
     assert said.settings.get("tokenizer.ggml.bos_token_id") == config.get("bos_token_id")
@@ -37,6 +39,11 @@ def test_what_follows_from_the_sizes() -> None:
     phi = settings_of(PUBLISHED["Phi 3 mini 128k"], NONE)
     assert phi.settings["phi3.rope.scaling.attn_factor"] == pytest.approx(1.1902380714238083, rel=1e-7)
     assert phi.vectors["rope_factors_long.weight"].tolist() == pytest.approx([1.07 + at for at in range(48)], rel=1e-6)
+    large, small = (settings_of(PUBLISHED[f"Gemma 4 {size}"], NONE) for size in ("31B", "E2B"))
+    assert large.settings["gemma4.attention.head_count_kv"] == [*[16] * 5, 4] * 10
+    assert small.settings["gemma4.attention.head_count_kv"] == 1
+    assert small.settings["gemma4.feed_forward_length"] == [6144] * 15 + [12288] * 20
+    assert small.vectors["rope_freqs.weight"].tolist() == [1.0] * 64 + [torch.tensor(1e30).item()] * 192
     lfm2 = settings_of(PUBLISHED["LFM2 1.2B"], NONE).settings
     assert lfm2["lfm2.feed_forward_length"] == 8192
     assert lfm2["lfm2.attention.head_count_kv"] == [0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0]
@@ -54,6 +61,9 @@ def test_what_follows_from_the_sizes() -> None:
         ("ERNIE 4.5 0.3B", {"rope_theta": None}),
         ("GLM 4.5 Air", {"partial_rotary_factor": None, "n_group": None, "norm_topk_prob": None, "use_qk_norm": None}),
         ("MiniMax M2", {"rope_theta": None}),
+        ("Gemma 4 31B", {"layer_types": None, "rope_parameters": None, "global_head_dim": None}),
+        ("Gemma 4 31B", {"vocab_size_per_layer_input": 0, "use_double_wide_mlp": True}),
+        ("Gemma 4 E2B", {"num_global_key_value_heads": 4, "vocab_size_per_layer_input": None}),
         ("MiniMax M2", {"rotary_dim": None, "partial_rotary_factor": 0.5}),
         ("LFM2 1.2B", {"block_auto_adjust_ff_dim": None, "rope_theta": None, "conv_L_cache": None}),
         ("LFM2 8B-A1B", {"use_expert_bias": None, "num_dense_layers": None, "routed_scaling_factor": None}),
@@ -61,7 +71,19 @@ def test_what_follows_from_the_sizes() -> None:
 )
 def test_what_transformers_takes_for_granted(model: str, changes: dict[str, Any]) -> None:
     biased = BIASED.get(PUBLISHED[model]["model_type"], NONE)
-    assert settings_of({**PUBLISHED[model], **changes}, biased) == settings_of(PUBLISHED[model], biased)
+    found, wanted = settings_of({**PUBLISHED[model], **changes}, biased), settings_of(PUBLISHED[model], biased)
+    assert (found.settings, found.config) == (wanted.settings, wanted.config)
+
+
+def test_settings_of_single_layers() -> None:
+    """As transformers writes them since 5.24."""
+    config = PUBLISHED["Gemma 4 31B"]
+    full = {str(at): {"head_dim": 512, "num_key_value_heads": 4} for at in range(5, 60, 6)}
+    newer = {key: value for key, value in config.items() if "global" not in key} | {"per_layer_config": full}
+    found, wanted = settings_of(newer, NONE), settings_of(config, NONE)
+    assert (found.settings, found.config) == (wanted.settings, wanted.config)
+    with pytest.raises(BitportError, match="per_layer_config"):
+        settings_of({**newer, "per_layer_config": {**full, "5": {"head_dim": 256, "num_key_value_heads": 4}}}, NONE)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.0])
@@ -108,6 +130,14 @@ def test_granite_without_its_scales() -> None:
         ("GLM 4.5 Air", {"attention_bias": None}, r"attention_bias = False \(it would be True\)"),
         ("GLM 4.5 Air", {"routed_scaling_factor": 0.0}, "expert_weights_scale is 0.0"),
         ("MiniMax M2", {"attn_type_list": [1] * 61 + [0]}, "attn_type_list"),
+        ("Gemma 4 31B", {"enable_moe_block": True}, r"enable_moe_block = True \(it would be False\)"),
+        ("Gemma 4 31B", {"final_logit_softcapping": None}, r"no final_logit_softcapping \(it would be 30.0\)"),
+        ("Gemma 4 31B", {"per_layer_config": {"5": {"head_dim": 512}}}, "per_layer_config"),
+        ("Gemma 4 31B", {"layer_types": []}, r"layer_types \[\]"),
+        ("Gemma 4 31B", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all'"),
+        ("Gemma 4 E2B", {"vocab_size_per_layer_input": 1000}, "vocab_size_per_layer_input = 1000"),
+        ("Gemma 4 E2B", {"num_kv_shared_layers": 19}, "of which 19 have no keys, is not read"),
+        ("Gemma 4 E2B", {"num_kv_shared_layers": "x"}, "num_kv_shared_layers 'x'"),
         ("MiniMax M2", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
         ("MiniMax M2", {"head_dim": None}, "head_dim None"),
         ("MiniMax M2", {"rotary_dim": "x"}, "'x' where a number"),
@@ -117,7 +147,7 @@ def test_granite_without_its_scales() -> None:
         ("LFM2 1.2B", {"block_use_swiglu": False}, "block_use_swiglu = False"),
         ("LFM2 1.2B", {"full_attn_idxs": 3}, "full_attn_idxs 3"),
         ("LFM2 8B-A1B", {"layer_types": None}, "layer_types None"),
-        ("LFM2 8B-A1B", {"layer_types": ["conv"] * 23}, "not of 24 layers"),
+        ("LFM2 8B-A1B", {"layer_types": ["conv"] * 23}, "no number for each of 24 layers"),
         ("LFM2 8B-A1B", {"layer_types": ["sliding_attention", "full_attention"] * 12}, "layer_types"),
         ("LFM2 8B-A1B", {"use_expert_bias": False}, r"use_expert_bias = False \(it would be True\)"),
         ("LFM2 8B-A1B", {"routed_scaling_factor": 2.0}, r"routed_scaling_factor = 2.0 \(it would be 1.0\)"),

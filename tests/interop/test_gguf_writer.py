@@ -25,7 +25,19 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .files import edited
-from .gguf_files import LLAMAS, NAMES, experts, gguf, model_of, name_in_file, of_linear, permuted, settings
+from .gguf_files import (
+    LLAMAS,
+    NAMES,
+    experts,
+    gguf,
+    heads_of,
+    model_of,
+    name_in_file,
+    norms_less_one,
+    of_linear,
+    permuted,
+    settings,
+)
 from .test_gguf import (
     EXPERTS,
     GEMMA,
@@ -146,12 +158,13 @@ def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
             target, value = of_linear(name, value, config)
             assert_equal(found, target, -value.double().exp().float() if name.endswith("A_log") else value)
             continue
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
+        heads = heads_of(config).get(stem.split(".")[-1])
         if heads and architecture in LLAMAS:
             value = permuted(value, heads)
-        if architecture.startswith(("gemma", "qwen35")) and name.endswith("norm.weight"):
+        if (architecture.startswith("qwen35") or norms_less_one(config)) and name.endswith("norm.weight"):
             value = value + 1
-        assert_equal(found, name_in_file(name, names), value.squeeze(1 if stem.endswith("conv.conv") else 0))
+        value = value.squeeze(1 if stem.endswith("conv.conv") else 0) if value.dim() > 1 else value
+        assert_equal(found, name_in_file(name, names), value)
     for name, each in stacked.items():
         assert_equal(found, name, torch.stack(each))
     assert {name for name in found if not name.startswith("rope_f")} == set()

@@ -13,6 +13,7 @@ from reprlib import repr as short
 from typing import Any
 
 from bitport.errors import CheckpointError
+from bitport.interop.gguf import gemma4
 from bitport.interop.gguf import special as specials
 from bitport.interop.gguf.config import Settings, config_of
 
@@ -48,6 +49,17 @@ FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+INPUTS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+ALL_INPUTS = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+"""Embeddings for each layer."""
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 ROUTED = {"ffn_gate_inp": "mlp.gate"}
 SHARED = {
@@ -125,11 +137,13 @@ class Architecture:
     file: str = ""
     """The name in a file, if another architecture has that name here."""
     of_layers: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """Type of a layer (layer_types; "dense" or "sparse") -> the tensors that layers of other types do not have."""
+    """What names.traits() tells layers apart by -> the tensors that layers without it do not have."""
     optional: tuple[str, ...] = ()
     """Tensors that all layers have, or none."""
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Settings that have this value in every file, or are absent."""
+    several: tuple[str, ...] = ()
+    """Keys of config.json for which a file has, or may have, one number for each layer."""
     dense: bool = True
     """Whether it has MLPs without experts, and so must have an intermediate_size."""
     older: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -139,7 +153,8 @@ class Architecture:
         for key, value in self.fixed.items():
             if (said := settings.get(key, (type(value),), value)) != value:
                 raise CheckpointError(f"{settings.architecture}.{key} is {short(said)}; {short(value)} is read")
-        return config_of(self.classname, self.model_type, self.epsilon, self.special, settings, dense=self.dense)
+        names = self.classname, self.model_type, self.epsilon
+        return config_of(*names, self.special, settings, dense=self.dense, several=self.several)
 
     def declares(self, parameters: Collection[str]) -> dict[str, bool]:
         """The keys of ``declared`` for config.json. ``parameters``: those of the first layer."""
@@ -260,6 +275,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         gelu=True,
         more=("sliding_window", "final_logit_softcapping"),
     ),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {**ATTENTION, **HEAD_NORMS, **FOUR_NORMS, **MLP, **INPUTS, "layer_output_scale": "layer_scalar"},
+        gemma4.special,
+        outside={**OUTSIDE, **ALL_INPUTS},
+        gelu=True,
+        more=("sliding_window", "final_logit_softcapping", "num_kv_shared_layers", "hidden_size_per_layer_input"),
+        several=("num_key_value_heads", "intermediate_size"),
+        of_layers={"keys": ("attn_k", "attn_k_norm"), "values": ("attn_v",), "inputs": (*INPUTS, *ALL_INPUTS)},
+        declared={},
+    ),
     "smollm3": Architecture(
         "SmolLM3ForCausalLM",
         "smollm3",
@@ -333,6 +360,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         outside=OUTSIDE_OF_LFM2,
         epsilon="norm_eps",
         more=("conv_L_cache",),
+        several=("num_key_value_heads",),
         of_layers=CONVOLVING,
         declared={},
     ),
@@ -345,6 +373,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         stacked={parameter.replace("mlp", "feed_forward"): leaves for parameter, leaves in EXPERTS.items()},
         epsilon="norm_eps",
         more=("conv_L_cache", *specials.LFM2_EXPERTS),
+        several=("num_key_value_heads",),
         of_layers={**CONVOLVING, "dense": tuple(MLP), "sparse": ("ffn_gate_inp", "exp_probs_b", *STACKS)},
         declared={},
         fixed=SIGMOID,

@@ -6,7 +6,7 @@ Every setting of the architecture must be known: ignoring one could change what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from reprlib import repr as short
 from typing import Any
 
@@ -43,6 +43,8 @@ KEYS = {
     "topk_group": "expert_group_used_count",
     "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -89,6 +91,15 @@ class Settings:
             raise CheckpointError(f"{self.architecture}.{key} is {value}, and must be 1 to {most}")
         return value
 
+    def each(self, key: str, layers: int, default: Any = ...) -> Any:
+        """A number, or a list with one for each of ``layers``, some of which may be 0."""
+        value = self.get(key, (int, list), default)
+        if not isinstance(value, list):
+            return self.whole(key, default)
+        if len(value) != layers or not all(type(one) is int and 0 <= one <= 1 << 24 for one in value):
+            raise CheckpointError(f"{self.architecture}.{key} is {short(value)}, no number for each of {layers} layers")
+        return value
+
     def real(self, key: str, default: Any = ...) -> Any:
         value = self.get(key, (float,), default)
         if value is not default and not 1e-30 < value < 1e30:
@@ -128,19 +139,28 @@ def config_of(
     settings: Settings,
     *,
     dense: bool,
+    several: Collection[str],
 ) -> dict[str, Any]:
+    """``several``: keys for which a file may have one number for each layer, which ``special`` makes one of."""
     hidden = settings.whole(KEYS["hidden_size"])
     heads = settings.whole(KEYS["num_attention_heads"], most=hidden)
     head = settings.whole(KEYS["head_dim"], hidden // heads)
     if settings.whole("attention.value_length", head) != head:
         raise CheckpointError(f"{settings.architecture}.attention.value_length is not key_length, {head}")
+    layers = settings.whole(KEYS["num_hidden_layers"], most=MOST_LAYERS)
+
+    def number(key: str, default: Any) -> Any:
+        setting = KEYS[key]
+        return settings.each(setting, layers, default) if key in several else settings.whole(setting, default)
+
     config: dict[str, Any] = {
         "architectures": [classname],
         "model_type": model_type,
         "hidden_size": hidden,
-        "intermediate_size": settings.whole(KEYS["intermediate_size"], ... if dense else None),
-        "num_hidden_layers": settings.whole(KEYS["num_hidden_layers"], most=MOST_LAYERS),
+        "intermediate_size": number("intermediate_size", ... if dense else None),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
+        "num_key_value_heads": number("num_key_value_heads", heads),
         "head_dim": head,
         "max_position_embeddings": settings.whole(KEYS["max_position_embeddings"]),
         epsilon: settings.real(KEYS[epsilon]),
@@ -149,8 +169,6 @@ def config_of(
     if config["intermediate_size"] is None:
         del config["intermediate_size"]
     special(settings, config)
-    if "num_key_value_heads" not in config:
-        config["num_key_value_heads"] = settings.whole(KEYS["num_key_value_heads"], heads)
     turned = settings.whole("rope.dimension_count", head)
     if turned != head and "partial_rotary_factor" not in config["rope_parameters"]:
         raise CheckpointError(f"{settings.architecture}.rope.dimension_count is {turned}; {head}, a head, is read")

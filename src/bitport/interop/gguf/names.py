@@ -21,6 +21,7 @@ BARE = {"self_attn.sinks": "weight", "linear_attn.A_log": "", "linear_attn.dt_bi
     "mlp.gate.e_score_correction_bias": "bias",
     "mlp.e_score_correction_bias": "bias",
     "feed_forward.expert_bias": "bias",
+    "layer_scalar": "weight",
 }
 """Parameters that are not the weight of a module -> what ends their names in a file."""
 SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "shortconv.conv")
@@ -121,7 +122,7 @@ def _lost(its: Architecture, config: Mapping[str, Any], there: Collection[str]) 
         for leaf, kind in both
         if _in_layer(its, leaf, config, block) and (leaf not in its.optional or some)
     ]
-    wanted += [f"{leaf}.weight" for leaf in its.outside if leaf != "output"]
+    wanted += [f"{leaf}.weight" for leaf in its.outside if leaf != "output" and _in_layer(its, leaf, config, None)]
     wanted += [f"{leaf}.bias" for leaf in its.biased if leaf in its.outside]
     return [name for name in wanted if name not in there]
 
@@ -179,11 +180,30 @@ def _change(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) 
 
 def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: int | None) -> bool:
     """Whether there is a layer ``block``, of a type that has ``leaf``. None: outside of layers."""
-    if block is None:
-        return True
-    types = ["dense" if block < stated(config, DENSE) else "sparse", *config.get("layer_types", ())[block : block + 1]]
-    wanted = [kind for kind, leaves in its.of_layers.items() if leaf in leaves]
-    return block < config["num_hidden_layers"] and (not wanted or not set(wanted).isdisjoint(types))
+    wanted = {kind for kind, leaves in its.of_layers.items() if leaf in leaves}
+    there = block is None or block < config["num_hidden_layers"]
+    return there and (not wanted or not wanted.isdisjoint(traits(config, block)))
+
+
+def traits(config: Mapping[str, Any], block: int | None) -> Iterator[str]:
+    """What tells a layer from others: its type, whether it has experts ("sparse") or not ("dense"), keys and values of
+    its own, and inputs of its own; the last also of what is outside of layers (None)."""
+    if config.get("hidden_size_per_layer_input"):
+        yield "inputs"
+    if block is not None:
+        kinds = config.get("layer_types", ())[block : block + 1]
+        yield from kinds
+        yield "dense" if block < stated(config, DENSE) else "sparse"
+        if block not in keyless(config):
+            yield "keys"
+            if not (config.get("attention_k_eq_v") and "full_attention" in kinds):
+                yield "values"
+
+
+def keyless(config: Mapping[str, Any]) -> range:
+    """The layers without keys and values of their own."""
+    layers: int = config["num_hidden_layers"]
+    return range(layers - config.get("num_kv_shared_layers", 0), layers)
 
 
 def experts_of(config: Mapping[str, Any]) -> int:
@@ -200,14 +220,6 @@ def places(its: Architecture, names: Collection[str], config: Mapping[str, Any])
     if lost := _lost(its, config, there):
         raise ArgumentError(f"the model lacks what would be {shortened(lost, 3)} in the file")
     return found
-
-
-def predicting_more(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """The tensors of layers after those of the model, which predict tokens after the next."""
-    layers, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
-    if type(layers) is int and type(more) is int:
-        found = ((name, ONE_BLOCK.fullmatch(name)) for name in names)
-        yield from (name for name, block in found if block and layers <= int(block[1]) < layers + more)
 
 
 def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPlace | None:

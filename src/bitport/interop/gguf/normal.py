@@ -19,17 +19,8 @@ from bitport.interop.gguf.special import LINEAR, SCALES, hybrid_types, layer_typ
 MOST = 1 << 24
 HYBRID = ("qwen35", "qwen35moe")
 OWN_HEADS = (
-    "qwen3",
-    "gpt-oss",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "mistral3",
-    "glm4",
-    "seed_oss",
-    "ernie4_5",
-    "minimax-m2",
-    *HYBRID,
+    *("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "gemma4", "mistral3", "glm4", "seed_oss", "ernie4_5"),
+    *("minimax-m2", *HYBRID),
 )
 """Architectures for which head_dim does not default to hidden size / heads: config.json must have it."""
 FEWER = (
@@ -37,7 +28,7 @@ FEWER = (
     *("glm4moe", "minimax-m2", "lfm2", "lfm2moe", *HYBRID),
 )
 """Architectures whose num_key_value_heads does not default to the number of heads."""
-WINDOWS = {"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "cohere2": 4}
+WINDOWS = {"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "gemma4": 6, "cohere2": 4}
 """The default period of layers with full attention."""
 THETA = {
     "gpt-oss": 150000.0,
@@ -59,6 +50,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4moe": {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     | {"routed_scaling_factor": 1.0, "norm_topk_prob": True, "attention_bias": False, "use_qk_norm": False},
     "lfm2": {"conv_bias": False, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
+    "gemma4": {"attention_k_eq_v": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 256}
+    | {"use_double_wide_mlp": False, "enable_moe_block": False, "vocab_size_per_layer_input": 262144}
+    | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    },
     "lfm2moe": {"conv_bias": False, "conv_L_cache": 3, "num_dense_layers": 2}
     | {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
 }
@@ -98,6 +97,8 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         wanted["layer_types"] = layer_types(wanted["num_hidden_layers"], wanted["sliding_window_pattern"])
     if name == "lfm2":
         _lfm2(wanted)
+    if name == "gemma4":
+        _gemma4(wanted)
     if name in HYBRID and wanted.get("layer_types") is None:
         _default(wanted, "full_attention_interval", 4)
         _check(wanted, "full_attention_interval")
@@ -135,6 +136,34 @@ def _lfm2(wanted: dict[str, Any]) -> None:
         wanted["layer_types"] = ["full_attention" if full is None or at in full else "conv" for at in every]
 
 
+def _gemma4(wanted: dict[str, Any]) -> None:
+    """The heads of layers with full attention are those of ``per_layer_config`` in newer files."""
+    types = wanted["layer_types"]
+    if not isinstance(types, list) or not types:
+        raise ArgumentError(f"config.json has layer_types {short(types)}, and must have a list")
+    wanted["layer_types"] = types = [*types[:-1], "full_attention"]
+    each = wanted.get("per_layer_config")
+    full = [str(at) for at, kind in enumerate(types) if kind == "full_attention"]
+    if isinstance(each, dict) and sorted(each) == sorted(full) and all(its == each[full[0]] for its in each.values()):
+        names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+        if isinstance(each[full[0]], dict) and each[full[0]].keys() <= names.keys():
+            del wanted["per_layer_config"]
+            wanted |= {names[key]: value for key, value in each[full[0]].items()}
+    _default(wanted, "global_head_dim", 512)
+    _check(wanted, "global_head_dim")
+    if wanted["attention_k_eq_v"]:
+        _default(wanted, "num_global_key_value_heads", wanted["num_key_value_heads"])
+    else:
+        wanted.pop("num_global_key_value_heads", None)
+    if not wanted["num_kv_shared_layers"]:
+        wanted["use_double_wide_mlp"] = False
+    if not wanted["hidden_size_per_layer_input"] or wanted["vocab_size_per_layer_input"] == wanted["vocab_size"]:
+        del wanted["vocab_size_per_layer_input"]
+    if not wanted["enable_moe_block"]:
+        for key in ("num_experts", "top_k_experts", "moe_intermediate_size", "expert_intermediate_size"):
+            wanted.pop(key, None)
+
+
 def _default(wanted: dict[str, Any], key: str, value: Any) -> None:
     wanted[key] = value if wanted.get(key) is None else wanted[key]
 
@@ -156,7 +185,7 @@ def _ropes(name: str, wanted: dict[str, Any]) -> dict[str, Any]:
             said = {"full_attention": said, "sliding_attention": {"rope_theta": 10000.0 if local is None else local}}
     if not isinstance(said, dict):
         raise ArgumentError(f"config.json has rope_parameters {short(said)}")
-    if name == "gemma3":
+    if name in ("gemma3", "gemma4"):
         if not all(isinstance(said.get(kind), dict) for kind in ("full_attention", "sliding_attention")):
             raise ArgumentError("config.json has no rope_parameters of full_attention and sliding_attention")
         return {kind: _one_rope(name, said[kind], wanted, None) for kind in ("full_attention", "sliding_attention")}
@@ -176,6 +205,8 @@ def _one_rope(name: str, said: Mapping[str, Any], wanted: Mapping[str, Any], par
         rope = {**POSITIONS, **rope}
     if name == "mistral3" and rope.get("max_position_embeddings") == wanted["max_position_embeddings"]:
         del rope["max_position_embeddings"]
+    if kind == "proportional":
+        rope.setdefault("partial_rotary_factor", 1.0)
     if kind == "longrope":
         rope = _longrope(rope, wanted)
     if kind == "default" and type(rope["rope_theta"]) is float:

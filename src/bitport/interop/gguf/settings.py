@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, shortened
+from bitport.interop.gguf import gemma4
 from bitport.interop.gguf.architectures import ARCHITECTURES, Architecture
 from bitport.interop.gguf.config import EPSILONS, KEYS, TOKENS, Settings
 from bitport.interop.gguf.header import shortest
@@ -45,7 +46,7 @@ HARMLESS = (
 """Keys without effect, or handled elsewhere: tokens, vocabulary, attention windows (layer_types)."""
 ONLY: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
-    "use_bidirectional_attention": (False,),
+    "use_bidirectional_attention": (False, "vision"),
     "rope_interleaved": (False,),
     "is_llama_config": (True,),
     "decoder_sparse_step": (1,),
@@ -139,6 +140,10 @@ def _rope(wanted: Mapping[str, Any], rope: Mapping[str, Any], vectors: dict[str,
     if kind == "llama3":
         factor, theta = real(rope.get("factor")), real(rope["rope_theta"])
         vectors["rope_freqs.weight"] = llama3_factors(factor, theta, head).float()
+    if kind == "proportional":
+        pairs = wanted["global_head_dim"] // 2
+        turned = round(pairs * real(rope["partial_rotary_factor"]))
+        vectors["rope_freqs.weight"] = gemma4.factors(turned, pairs)
     if kind == "longrope":
         for end, key in (("long", "long_factor"), ("short", "short_factor")):
             vectors[f"rope_factors_{end}.weight"] = torch.tensor(rope[key], dtype=torch.float32)
@@ -172,6 +177,7 @@ def _convolving(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 OWN: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]] = {
     **dict.fromkeys(("qwen35", "qwen35moe"), _hybrid),
     **dict.fromkeys(("lfm2", "lfm2moe"), _convolving),
+    "gemma4": gemma4.settings_of,
 }
 """What only some architectures say."""
 

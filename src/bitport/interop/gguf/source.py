@@ -15,13 +15,13 @@ from torch import Tensor
 from bitport.errors import CheckpointError, shortened
 from bitport.interop.checks import dtype_of_all, fits, within
 from bitport.interop.codec import Described, kind_of, parts_of
-from bitport.interop.gguf import grids
+from bitport.interop.gguf import grids, unused
 from bitport.interop.gguf.architectures import architecture
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.changes import codes_of_model, floats_of_model, misfit, rows_of_model
 from bitport.interop.gguf.config import KEYS, Settings
 from bitport.interop.gguf.header import GgufTensor
-from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, parted, pieces, together
+from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, pieces, together
 from bitport.interop.gguf.split_files import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.numerics import Quantized
@@ -53,9 +53,9 @@ class Gguf:
             vectors = {name: stored.read() for name, stored in header.tensors.items() if _configures(name, stored)}
             settings = Settings(header.settings, vectors)
             self.config, blocks = its.config(settings), settings.whole(KEYS["num_hidden_layers"])
-            after = range(self.config["num_hidden_layers"], blocks)
-            beyond = [name for name in header.tensors if parted(name)[0] in after]
-            tensors = {name: stored for name, stored in header.tensors.items() if name not in beyond}
+            left = unused.in_file(header.tensors, self.config, blocks)
+            idle = {name for names in left.values() for name in names}
+            tensors = {name: stored for name, stored in header.tensors.items() if name not in idle}
             self.pieces = pieces(its, tensors, self.config)
             shapes = {piece.name: _shape(piece) for piece in self.pieces}
             self.scales = {piece.name: _scales(piece) for piece in self.pieces}
@@ -75,9 +75,15 @@ class Gguf:
             "dtype": str(self.dtype).removeprefix("torch."),
             **its.declares(first_layer(shapes)),
         }
+        if self.config.get("hidden_size_per_layer_input"):
+            self.config["vocab_size_per_layer_input"] = vocabulary
         apart = [name for name, scales in self.scales.items() if not _alike(scales)]
-        self.notes = [left_out(beyond)] if beyond else []
-        self.notes += [*scale_notes(tensors, apart), *self._notes(), *tokenizer_notes(header.settings)]
+        self.notes = [
+            *unused.notes(left),
+            *scale_notes(tensors, apart),
+            *self._notes(),
+            *tokenizer_notes(header.settings),
+        ]
         self.files = tokenizer_files(path, header.settings) if "tokenizer.ggml.model" in header.settings else {}
 
     def names(self) -> list[str]:
@@ -134,10 +140,6 @@ class Gguf:
         yield from type_notes((stored.type for piece in self.pieces for stored in piece.stored), self.dtype)
         if rounded := [piece.name for piece in self.pieces if piece.change.less_one and _inexact(piece)]:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
-
-
-def left_out(beyond: list[str]) -> str:
-    return f"left out: layers that predict tokens after the next: {shortened(beyond, 2)}"
 
 
 def scale_notes(tensors: Iterable[str], apart: list[str]) -> Iterator[str]:

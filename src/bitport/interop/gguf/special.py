@@ -111,7 +111,7 @@ def starcoder2(settings: Settings, config: dict[str, Any]) -> None:
 def cohere2(settings: Settings, config: dict[str, Any]) -> None:
     config["logit_scale"] = settings.real(KEYS["logit_scale"])
     config["sliding_window"] = settings.whole(KEYS["sliding_window"])
-    config["layer_types"] = _windows(settings, config["num_hidden_layers"], every=4)
+    config["layer_types"] = windows(settings, config["num_hidden_layers"], every=4)
 
 
 def phi3(settings: Settings, config: dict[str, Any]) -> None:
@@ -162,17 +162,10 @@ def glm4moe(settings: Settings, config: dict[str, Any]) -> None:
     turned(settings, config)
     config |= {key: settings.whole(KEYS[key]) for key in GLM_EXPERTS[:4]}
     config |= {key: settings.whole(KEYS[key], 1) for key in ("n_group", "topk_group")}
-    config["first_k_dense_replace"] = dense_layers(settings)
+    config["first_k_dense_replace"] = from_zero(settings, DENSE, MOST_LAYERS)
     config["routed_scaling_factor"] = settings.real(KEYS["routed_scaling_factor"], 1.0)
     config["norm_topk_prob"] = settings.get(KEYS["norm_topk_prob"], (bool,), False)
     config["num_nextn_predict_layers"] = 0
-
-
-def dense_layers(settings: Settings) -> int:
-    count: int = settings.get(DENSE, (int,), 0)
-    if not 0 <= count <= MOST_LAYERS:
-        raise CheckpointError(f"{settings.architecture}.{DENSE} is {count}, and must be 0 to {MOST_LAYERS}")
-    return count
 
 
 def lfm2(settings: Settings, config: dict[str, Any]) -> None:
@@ -184,22 +177,17 @@ def lfm2moe(settings: Settings, config: dict[str, Any]) -> None:
     """llama.cpp normalizes the weights of the selected experts, and does not scale them."""
     _convolving(settings, config)
     config |= {key: settings.whole(KEYS[key]) for key in LFM2_EXPERTS[:3]}
-    config["num_dense_layers"] = dense_layers(settings)
+    config["num_dense_layers"] = from_zero(settings, DENSE, MOST_LAYERS)
     config |= {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 
 
 def _convolving(settings: Settings, config: dict[str, Any]) -> None:
     """A layer with a convolution in place of attention is one with 0 heads of keys."""
-    heads = settings.get(KEYS["num_key_value_heads"], (list,))
-    if len(heads) != config["num_hidden_layers"] or not all(type(each) is int for each in heads):
-        raise CheckpointError(
-            f"{settings.architecture}.attention.head_count_kv is not of {config['num_hidden_layers']} layers"
-        )
-    some = {*heads} - {0}
-    if len(some) != 1 or not 0 < min(some) <= config["num_attention_heads"]:
-        raise CheckpointError(
-            f"{settings.architecture}.attention.head_count_kv is {short(heads)}; 0 and one other number are read"
-        )
+    heads = config["num_key_value_heads"]
+    some = {*heads} - {0} if isinstance(heads, list) else set()
+    if len(some) != 1 or max(some) > config["num_attention_heads"]:
+        key = f"{settings.architecture}.{KEYS['num_key_value_heads']}"
+        raise CheckpointError(f"{key} is {short(heads)}; a list of 0 and one other number is read")
     config["num_key_value_heads"] = some.pop()
     config["layer_types"] = ["full_attention" if each else "conv" for each in heads]
     config["conv_L_cache"] = settings.whole(KEYS["conv_L_cache"])
@@ -242,7 +230,7 @@ def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:
     """The model does not round the correction range of yarn to integers, regardless of the file; llama.cpp does."""
     config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
     config["sliding_window"] = settings.whole(KEYS["sliding_window"])
-    config["layer_types"] = _windows(settings, config["num_hidden_layers"], every=2)
+    config["layer_types"] = windows(settings, config["num_hidden_layers"], every=2)
     _all_experts(settings, config)
     if config["rope_parameters"]["rope_type"] == "yarn":
         config["rope_parameters"]["truncate"] = False
@@ -275,6 +263,13 @@ def gemma3(settings: Settings, config: dict[str, Any]) -> None:
     config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], None)
 
 
+def from_zero(settings: Settings, key: str, most: int) -> int:
+    count: int = settings.get(key, (int,), 0)
+    if not 0 <= count <= most:
+        raise CheckpointError(f"{settings.architecture}.{key} is {count}, and must be 0 to {most}")
+    return count
+
+
 def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
     """``every``: the default period of layers with full attention."""
     layers = config["num_hidden_layers"]
@@ -282,10 +277,10 @@ def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
     usual = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
     config["query_pre_attn_scalar"] = round(settings.real("attention.scale", usual**-0.5) ** -2)
     config["sliding_window"] = settings.whole(KEYS["sliding_window"])
-    config["layer_types"] = _windows(settings, layers, every)
+    config["layer_types"] = windows(settings, layers, every)
 
 
-def _windows(settings: Settings, layers: int, every: int) -> list[str]:
+def windows(settings: Settings, layers: int, every: int) -> list[str]:
     """The types of layers. ``every``: the default period of those with full attention."""
     pattern = settings.get("attention.sliding_window_pattern", (int, list), every)
     if isinstance(pattern, int):

@@ -14,19 +14,24 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
+from bitport.interop.gguf import unused
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.changes import codes_of_file, floats_of_file, misfit, rows_of_file
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
-from bitport.interop.gguf.names import TensorPlace, apart, experts_of, places, predicting_more, scale_of
+from bitport.interop.gguf.names import TensorPlace, apart, experts_of, places, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
-from bitport.interop.gguf.source import EMBEDDING, HEAD, first_layer, left_out
+from bitport.interop.gguf.source import EMBEDDING, HEAD, first_layer
 from bitport.interop.gguf.vocabulary import vocabulary
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
+OF_LAYERS = "model.embed_tokens_per_layer.weight"
 FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
-TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere2", "lfm2", "lfm2_moe")
+TIED = (
+    *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "starcoder2", "cohere2"),
+    *("lfm2", "lfm2_moe"),
+)
 """Models whose head is the embedding by default."""
 
 
@@ -42,13 +47,13 @@ class Writer:
             raise ArgumentError("there is no config.json, from which the settings of a GGUF file are made")
         config: dict[str, Any] = json.loads(said)
         its, self.settings, self.vectors, read = settings_of(config, first_layer(names))
-        self.left = set(predicting_more(names, config))
+        left = unused.in_model(names, read, config.get("num_nextn_predict_layers"))
+        self.left = {name for each in left.values() for name in each}
         self.vocabulary: int = config["vocab_size"]
         ids = (self.settings.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos"))
         words, self.notes = vocabulary(files, self.vocabulary, *ids)
         self.settings |= words
-        if self.left:
-            self.notes.append(left_out([name for name in names if name in self.left]))
+        self.notes += unused.notes(left)
         self.places = places(its, [name for name in names if name not in self.left], read)
         self.experts = experts_of(read)
         ties = HEAD in tied or config.get("tie_word_embeddings", config.get("model_type") in TIED)
@@ -78,7 +83,7 @@ class Writer:
             return "GGUF has inputs as they are: take a scheme for weights alone, such as int4-g32-sym"
         if extra := no_place(q, "GGUF"):
             return extra
-        if fmt.global_scale and q.name == EMBEDDING:
+        if fmt.global_scale and q.name in (EMBEDDING, OF_LAYERS):
             return "llama.cpp knows no scale of an embedding: mxfp4-wo does without"
         if kinds(q.scheme, k):
             return None
