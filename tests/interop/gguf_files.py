@@ -231,12 +231,26 @@ def proportional(config: Any) -> dict[str, Tensor]:
 
 def name_in_file(key: str, names: Any) -> str:
     """``names``: those of the library."""
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.router\.(per_expert_)?scale", key):
+        return f"blk.{found[1]}.{'ffn_down_exps' if found[2] else 'ffn_gate_inp'}.scale"
     if key.endswith((".sinks", ".layer_scalar")):
         return f"{names.get_name(key)}.weight"
     if found := CORRECTION.fullmatch(key):
         return f"{names.get_name(found[1]) or names.get_name(key)}.bias"
     stem, _, kind = key.rpartition(".")
     return f"{names.get_name(stem)}.{kind}"
+
+
+def in_file(key: str, value: Tensor, config: Any) -> Tensor:
+    """The tensor ``key`` as a file has it, unless it is of experts or of linear attention."""
+    name, stem = NAMES.get(config.model_type, config.model_type), key.rpartition(".")[0]
+    heads = heads_of(config).get(stem.split(".")[-1])
+    if name in LLAMAS and heads:
+        return permuted(value, heads)
+    if (name.startswith("qwen35") or norms_less_one(config)) and key.endswith("norm.weight"):
+        return value + 1
+    one = 1 if stem.endswith("conv.conv") else 0
+    return value.squeeze(one) if value.dim() > 1 else value
 
 
 def of_linear(key: str, value: Tensor, config: Any) -> tuple[str, Tensor]:
@@ -357,6 +371,12 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         if config.attention_k_eq_v:
             heads = [(near if window else far).num_key_value_heads for window in windows]
             found["attention.head_count_kv"] = (heads, array)
+        if config.enable_moe_block:
+            found["expert_count"], found["expert_used_count"] = (
+                (config.num_experts, whole),
+                (config.top_k_experts, whole),
+            )
+            found["expert_feed_forward_length"] = (config.moe_intermediate_size, whole)
         if config.use_double_wide_mlp:
             size = config.intermediate_size
             sizes = [size if at < own else 2 * size for at in range(config.num_hidden_layers)]

@@ -1,39 +1,13 @@
-"""The config.json of well-known models, with the keys of the published files. Those from SmolLM on were not compared
+"""The config.json of well-known models, with the keys of the published files. Those from Gemma 4 on were not compared
 with the published files."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .gguf_published_experts import ALL, EXPERTS, USUAL
+from .gguf_published_experts import ALL, EXPERTS, GEMMA4, USUAL
 
 LLAMA = {**ALL, "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "pretraining_tp": 1}
-GEMMA4: dict[str, Any] = {
-    **ALL,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 2,
-    "enable_moe_block": False,
-    "eos_token_id": 1,
-    "expert_intermediate_size": None,
-    "final_logit_softcapping": 30.0,
-    "global_head_dim": 512,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "model_type": "gemma4_text",
-    "num_experts": None,
-    "pad_token_id": 0,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": {
-        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
-        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
-    },
-    "tie_word_embeddings": True,
-    "top_k_experts": None,
-    "vocab_size": 262144,
-    "vocab_size_per_layer_input": 262144,
-}
-"""What the text models have in common."""
 PUBLISHED: dict[str, dict[str, Any]] = {
     **EXPERTS,
     "Llama 2 7B": {

@@ -6,6 +6,32 @@ from typing import Any
 
 ALL = {"initializer_range": 0.02, "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": True}
 USUAL = {**ALL, "attention_dropout": 0.0, "hidden_act": "silu", "tie_word_embeddings": False}
+GEMMA4: dict[str, Any] = {
+    **ALL,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 2,
+    "enable_moe_block": False,
+    "eos_token_id": 1,
+    "expert_intermediate_size": None,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "model_type": "gemma4_text",
+    "num_experts": None,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "tie_word_embeddings": True,
+    "top_k_experts": None,
+    "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144,
+}
+"""What the text models have in common."""
 EXPERTS: dict[str, dict[str, Any]] = {
     "Qwen 3 30B-A3B": {
         **USUAL,
@@ -151,6 +177,27 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "use_qk_norm": False,
         "vocab_size": 151552,
+    },
+    "Gemma 4 26B-A4B": {
+        **GEMMA4,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "hidden_size": 2816,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 2112,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 5,
+        "max_position_embeddings": 262144,
+        "moe_intermediate_size": 704,
+        "num_attention_heads": 16,
+        "num_experts": 128,
+        "num_global_key_value_heads": 2,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 8,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 1024,
+        "top_k_experts": 8,
+        "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False,
     },
     "MiniMax M2": {
         **USUAL,

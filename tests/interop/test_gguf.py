@@ -97,6 +97,7 @@ GEMMA4: dict[str, Any] = {"head_dim": 32, "global_head_dim": 64, "sliding_window
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1} | {
     **{"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
 }
+BESIDE_MLP = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 64}
 COHERE2 = {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.25, "layer_norm_eps": 1e-5}
 LINEAR: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64} | {
     **{"linear_value_head_dim": 64, "head_dim": 32, "num_hidden_layers": 3, "full_attention_interval": 2},
@@ -113,6 +114,7 @@ MORE = {
     "glm4moe-groups": ("Glm4MoeConfig", {**GLM4_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": True}),
     "gemma4": ("Gemma4TextConfig", GEMMA4),
     "gemma4-values": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES}),
+    "gemma4-experts": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES, **BESIDE_MLP}),
     "minimax-m2": ("MiniMaxM2Config", MINIMAX_M2),
     "lfm2": ("Lfm2Config", LFM2),
     "lfm2moe": ("Lfm2MoeConfig", LFM2_MOE),

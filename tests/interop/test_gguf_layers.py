@@ -17,6 +17,7 @@ from bitport.interop.gguf import Gguf, Writer
 from bitport.interop.gguf.header import read_header
 from bitport.interop.sources import Own
 
+from . import gguf_files
 from .files import edited
 from .gguf_files import gguf, model_of, write
 from .test_gguf import KINDS, MORE, assert_same_answers, huggingface, logits, small
@@ -68,7 +69,8 @@ def said(path: Path) -> dict[str, Any]:
         ("gemma4", {"rope.freq_base_swa": None}, "freq_base_swa must be float, not absent"),
         ("gemma4", {"rope.scaling.factor": (8.0, types.FLOAT32)}, "rope.scaling.type is 'linear'; none is read"),
         ("gemma4", {"embedding_length_per_layer_input": (0, types.UINT32)}, r"blk\.0\.inp_gate.* has no such"),
-        ("gemma4", {"expert_count": (4, types.UINT32)}, "not known here: gemma4.expert_count = 4"),
+        ("gemma4", {"expert_count": (4, types.UINT32)}, "expert_used_count must be int, not absent"),
+        ("gemma4-experts", {"expert_feed_forward_length": None}, "expert_feed_forward_length must be int, not absent"),
         ("lfm2moe", {"expert_weights_scale": (2.0, types.FLOAT32)}, "expert_weights_scale = 2.0"),
         ("lfm2", {"attention.head_count_kv": (2, types.UINT32)}, "head_count_kv is 2; a list of 0 and one other"),
         (
@@ -85,7 +87,7 @@ def said(path: Path) -> dict[str, Any]:
     ],
 )
 def test_settings_that_are_not_read(name: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    named = {f"{name}.{key}": value for key, value in changes.items()}
+    named = {f"{name.partition('-')[0]}.{key}": value for key, value in changes.items()}
     write(tmp_path / "m.gguf", model_of(config_of(name)), KINDS, changes=named)
     with pytest.raises(CheckpointError, match=reason):
         Gguf(tmp_path / "m.gguf")
@@ -127,6 +129,33 @@ def test_a_cap_of_logits_that_llama_cpp_assumes(tmp_path: Path) -> None:
     model = write(
         tmp_path / "m.gguf", model_of(config_of("gemma4")), KINDS, changes={"gemma4.final_logit_softcapping": None}
     )
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert_same_answers(model, tmp_path / "out")
+
+
+def test_scales_of_experts_that_are_parameters(tmp_path: Path) -> None:
+    """llama.cpp's converter multiplies the scales of NVFP4 into them."""
+    kinds = {r".*down_exps\.weight": "NVFP4", **KINDS}
+    model = write(tmp_path / "m.gguf", model_of(config_of("gemma4-experts")), kinds, scaled=False)
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert done.weights["model.layers.0.experts.down_proj"] == "nvfp4-wo"
+    assert_same_answers(model, tmp_path / "out")
+    written(config_of("gemma4-experts"), tmp_path / "w", {"*experts.down_proj": "nvfp4-wo", "*": "skip"})
+    with pytest.raises(
+        ArgumentError, match="a scale where a file would have that of the weight: mxfp4-wo does without"
+    ):
+        convert(tmp_path / "w" / "q", tmp_path / "n.gguf", to="gguf", progress=False)
+
+
+def test_gate_and_up_of_gemma4_in_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in published files."""
+
+    def fused(key: str, value: torch.Tensor, _: str) -> dict[str, torch.Tensor]:
+        leaf = "down" if "down_proj" in key else "gate_up"
+        return {f"blk.{key.split('.')[2]}.ffn_{leaf}_exps.weight": value}
+
+    monkeypatch.setattr(gguf_files, "experts", fused)
+    model = write(tmp_path / "m.gguf", model_of(config_of("gemma4-experts")), KINDS)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     assert_same_answers(model, tmp_path / "out")
 
@@ -181,6 +210,9 @@ def test_the_correction_of_scores_stays_in_float32(name: str, tmp_path: Path) ->
         ("gemma4", "model.layers.3.per_layer_projection.weight"),
         ("gemma4", "model.embed_tokens_per_layer.weight"),
         ("gemma4-values", "model.layers.2.self_attn.v_proj.weight"),
+        ("gemma4-experts", "model.layers.1.router.per_expert_scale"),
+        ("gemma4-experts", "model.layers.1.router.scale"),
+        ("gemma4-experts", "model.layers.1.mlp.up_proj.weight"),
         ("lfm2moe", CORRECTION["lfm2moe"]),
         ("lfm2", "model.embedding_norm.weight"),
         ("lfm2", "model.layers.2.conv.conv.weight"),
@@ -205,6 +237,8 @@ def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_pa
         ("glm4moe", "model.layers.1.mlp.experts.0.gate.weight"),
         ("lfm2", "model.layers.4.ffn_norm.weight"),
         ("gemma4-values", "model.layers.1.self_attn.v_proj.weight"),
+        ("gemma4-values", "model.layers.1.router.scale"),
+        ("gemma4-values", "model.layers.1.experts.gate_up_proj"),
         ("gemma4-values", "model.embed_tokens_per_layer.weight"),
         ("gemma4-values", "model.layers.1.per_layer_input_gate.weight"),
         ("lfm2moe", "model.layers.0.feed_forward.experts.0.w1.weight"),

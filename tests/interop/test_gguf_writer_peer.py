@@ -38,7 +38,7 @@ WHOLE_LIMITS = {"rope_type": "yarn", "rope_theta": 5.0, "factor": 4.0, "truncate
 }
 """Yarn starts before the first wavelength and ends after the last, so that there is nothing to round."""
 BUDGETS = dict.fromkeys(("qwen35", "qwen35moe"), 3e-5) | dict.fromkeys(
-    ("starcoder2", "gemma4", "gemma4-values"), 2**-10
+    ("starcoder2", "gemma4", "gemma4-values", "gemma4-experts"), 2**-10
 )
 """Linear attention sums over all tokens before; for gelu see below."""
 TIED = {"tie_word_embeddings": True}

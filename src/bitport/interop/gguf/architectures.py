@@ -60,6 +60,15 @@ ALL_INPUTS = {
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 """Embeddings for each layer."""
+BESIDE_MLP = {
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
+"""What experts beside an MLP bring along."""
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 ROUTED = {"ffn_gate_inp": "mlp.gate"}
 SHARED = {
@@ -278,13 +287,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma4": Architecture(
         "Gemma4ForCausalLM",
         "gemma4_text",
-        {**ATTENTION, **HEAD_NORMS, **FOUR_NORMS, **MLP, **INPUTS, "layer_output_scale": "layer_scalar"},
+        {
+            **{**ATTENTION, **HEAD_NORMS, **FOUR_NORMS, **MLP, **INPUTS, **BESIDE_MLP},
+            "layer_output_scale": "layer_scalar",
+        },
         gemma4.special,
         outside={**OUTSIDE, **ALL_INPUTS},
         gelu=True,
-        more=("sliding_window", "final_logit_softcapping", "num_kv_shared_layers", "hidden_size_per_layer_input"),
+        stacked={parameter.removeprefix("mlp."): leaves for parameter, leaves in EXPERTS.items()},
+        more=(
+            *("sliding_window", "final_logit_softcapping", "num_kv_shared_layers", "hidden_size_per_layer_input"),
+            *gemma4.EXPERTS,
+        ),
         several=("num_key_value_heads", "intermediate_size"),
-        of_layers={"keys": ("attn_k", "attn_k_norm"), "values": ("attn_v",), "inputs": (*INPUTS, *ALL_INPUTS)},
+        of_layers={
+            **{"keys": ("attn_k", "attn_k_norm"), "values": ("attn_v",), "inputs": (*INPUTS, *ALL_INPUTS)},
+            "experts": (*BESIDE_MLP, *STACKS),
+        },
         declared={},
     ),
     "smollm3": Architecture(

@@ -34,6 +34,7 @@ KEYS = {
     "num_local_experts": EXPERTS,
     "n_routed_experts": EXPERTS,
     "num_experts_per_tok": "expert_used_count",
+    "top_k_experts": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "n_shared_experts": "expert_shared_count",
@@ -74,6 +75,9 @@ class Settings:
     def __init__(self, said: Mapping[str, Any], vectors: Mapping[str, Tensor]) -> None:
         self.architecture = said.get("general.architecture")
         self.said, self.vectors, self.known = said, dict(vectors), set(HARMLESS)
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.said
 
     def get(self, key: str, kinds: tuple[type, ...], default: Any = ...) -> Any:
         self.known.add(key)

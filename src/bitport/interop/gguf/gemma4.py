@@ -22,6 +22,7 @@ HEADS, SIZE, PATTERN = "num_key_value_heads", "intermediate_size", "attention.sl
 NEAR = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
 """The size of heads in layers with a window."""
 FAR = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 UNTURNED = 1e30
 """The divisor of frequencies that are not to turn."""
 
@@ -49,7 +50,9 @@ def special(settings: Settings, config: dict[str, Any]) -> None:
     if isinstance(sizes, list):
         config[SIZE] = sizes[0]
         _check(settings, SIZE, sizes, _sizes(config | {"num_kv_shared_layers": shared}))
-    config |= {"num_kv_shared_layers": shared, "enable_moe_block": False}
+    config |= {"num_kv_shared_layers": shared, "enable_moe_block": KEYS["num_experts"] in settings}
+    if config["enable_moe_block"]:
+        config |= {key: settings.whole(KEYS[key]) for key in EXPERTS}
     config["hidden_size_per_layer_input"] = from_zero(settings, KEYS["hidden_size_per_layer_input"], 1 << 24)
     config["sliding_window"] = settings.whole(KEYS["sliding_window"])
     config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], 30.0)

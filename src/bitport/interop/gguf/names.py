@@ -22,6 +22,8 @@ BARE = {"self_attn.sinks": "weight", "linear_attn.A_log": "", "linear_attn.dt_bi
     "mlp.e_score_correction_bias": "bias",
     "feed_forward.expert_bias": "bias",
     "layer_scalar": "weight",
+    "router.scale": "",
+    "router.per_expert_scale": "",
 }
 """Parameters that are not the weight of a module -> what ends their names in a file."""
 SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "shortconv.conv")
@@ -74,7 +76,7 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
         if name in CONFIGURING:
             continue
         module, _, kind = name.rpartition(".")
-        if kind not in KINDS:
+        if kind not in KINDS or parted(name)[1] in its.names:
             module, kind = name, ""
         if kind in (SCALE, OF_INPUTS):
             _check_scaled(name, tensors.get(f"{module}.weight"))
@@ -100,11 +102,11 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
             if whole in found and found[whole].stored != rows:
                 others = ", ".join(each.name for each in found[whole].stored)
                 raise CheckpointError(f"{name} and {others} are the same weights twice; fetch the file again")
-            scales = _scales(parts, tensors)
+            scales = _scales(its, parts, tensors)
             found[whole] = Piece(whole, rows, in_turn=its.in_turn, transposed=turned, scales=scales)
             continue
         whole = whole if path in BARE else f"{whole}.{kind}"
-        found[whole] = Piece(whole, (stored,), _change(its, leaf, kind, config), scales=_scales([name], tensors))
+        found[whole] = Piece(whole, (stored,), _change(its, leaf, kind, config), scales=_scales(its, [name], tensors))
     if lost := _lost(its, config, {*tensors, *_parts_of(tensors)}):
         raise CheckpointError(f"the file lacks {shortened(lost, 3)}, which llama.cpp requires too; fetch it again")
     return list(found.values())
@@ -164,8 +166,14 @@ def _check_scaled(name: str, weight: GgufTensor | None) -> None:
         raise CheckpointError(f"{name} belongs to {owner}, {told}: NVFP4 alone has such scales")
 
 
-def _scales(weights: list[str], tensors: Mapping[str, GgufTensor]) -> tuple[GgufTensor, ...]:
-    found = [tensors[scale_of(weight)] for weight in weights if scale_of(weight) in tensors]
+def has_scale(its: Architecture, weight: str) -> bool:
+    """Whether a scale of a weight is no parameter of the model."""
+    return parted(scale_of(weight))[1] not in its.names
+
+
+def _scales(its: Architecture, weights: list[str], tensors: Mapping[str, GgufTensor]) -> tuple[GgufTensor, ...]:
+    scales = [scale_of(weight) for weight in weights if has_scale(its, weight)]
+    found = [tensors[scale] for scale in scales if scale in tensors]
     if found and len(found) < len(weights):
         raise CheckpointError(f"{found[0].name} is there, and not that of each of {', '.join(weights)}")
     return tuple(found)
@@ -186,10 +194,12 @@ def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: in
 
 
 def traits(config: Mapping[str, Any], block: int | None) -> Iterator[str]:
-    """What tells a layer from others: its type, whether it has experts ("sparse") or not ("dense"), keys and values of
-    its own, and inputs of its own; the last also of what is outside of layers (None)."""
+    """What tells a layer from others: its type, whether it has experts ("sparse") or not ("dense") or both, and keys,
+    values and inputs of its own; the last also of what is outside of layers (None)."""
     if config.get("hidden_size_per_layer_input"):
         yield "inputs"
+    if config.get("enable_moe_block"):
+        yield "experts"
     if block is not None:
         kinds = config.get("layer_types", ())[block : block + 1]
         yield from kinds
@@ -251,7 +261,7 @@ def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPla
     ):
         return None
     change = _change(its, leaf, kind, config)
-    vector = kind == "bias" or bare or change.one == 0 or leaf.endswith("norm")
+    vector = kind == "bias" or bare or change.one == 0 or "norm" in leaf
     return TensorPlace((_named(prefix + leaf, kind),), 1 if vector else 2, change, single=vector or leaf in SINGLE)
 
 

@@ -18,7 +18,7 @@ from bitport.interop.gguf import unused
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.changes import codes_of_file, floats_of_file, misfit, rows_of_file
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
-from bitport.interop.gguf.names import TensorPlace, apart, experts_of, places, scale_of
+from bitport.interop.gguf.names import TensorPlace, apart, experts_of, has_scale, places, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
 from bitport.interop.gguf.source import EMBEDDING, HEAD, first_layer
@@ -46,7 +46,7 @@ class Writer:
         if not isinstance(said, str):
             raise ArgumentError("there is no config.json, from which the settings of a GGUF file are made")
         config: dict[str, Any] = json.loads(said)
-        its, self.settings, self.vectors, read = settings_of(config, first_layer(names))
+        self.its, self.settings, self.vectors, read = settings_of(config, first_layer(names))
         left = unused.in_model(names, read, config.get("num_nextn_predict_layers"))
         self.left = {name for each in left.values() for name in each}
         self.vocabulary: int = config["vocab_size"]
@@ -54,7 +54,7 @@ class Writer:
         words, self.notes = vocabulary(files, self.vocabulary, *ids)
         self.settings |= words
         self.notes += unused.notes(left)
-        self.places = places(its, [name for name in names if name not in self.left], read)
+        self.places = places(self.its, [name for name in names if name not in self.left], read)
         self.experts = experts_of(read)
         ties = HEAD in tied or config.get("tie_word_embeddings", config.get("model_type") in TIED)
         if HEAD not in names and not ties:
@@ -85,6 +85,8 @@ class Writer:
             return extra
         if fmt.global_scale and q.name in (EMBEDDING, OF_LAYERS):
             return "llama.cpp knows no scale of an embedding: mxfp4-wo does without"
+        if fmt.global_scale and place is not None and not all(has_scale(self.its, name) for name in place.names):
+            return "the model has a scale where a file would have that of the weight: mxfp4-wo does without"
         if kinds(q.scheme, k):
             return None
         if fmt.number.kind == "int" and fmt.number.bits > 1:
