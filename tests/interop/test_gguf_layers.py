@@ -141,10 +141,31 @@ def test_scales_of_experts_that_are_parameters(tmp_path: Path) -> None:
     assert done.weights["model.layers.0.experts.down_proj"] == "nvfp4-wo"
     assert_same_answers(model, tmp_path / "out")
     written(config_of("gemma4-experts"), tmp_path / "w", {"*experts.down_proj": "nvfp4-wo", "*": "skip"})
-    with pytest.raises(
-        ArgumentError, match="a scale where a file would have that of the weight: mxfp4-wo does without"
-    ):
+    with pytest.raises(ArgumentError, match="the scale of ffn_down_exps: mxfp4-wo does without"):
         convert(tmp_path / "w" / "q", tmp_path / "n.gguf", to="gguf", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("glm4moe", "*experts.*.gate_proj"),
+        ("glm4moe", "*shared_experts.up_proj"),
+        ("glm4moe", "*layers.0.mlp.down_proj"),
+        ("minimax-m2", "*experts*"),
+        ("lfm2", "*w1"),
+        ("lfm2", "*in_proj"),
+        ("lfm2moe", "*experts*"),
+        ("seed_oss", "*gate_proj"),
+        ("glm4", "*gate_up_proj"),
+        ("starcoder2", "*c_fc"),
+        ("gemma4", "*per_layer_input_gate"),
+        ("gemma4", "*embed_tokens_per_layer"),
+    ],
+)
+def test_weights_whose_scale_llama_cpp_leaves_out(name: str, rule: str, tmp_path: Path) -> None:
+    written(config_of(name), tmp_path, {rule: "nvfp4-wo", "*": "skip"})
+    with pytest.raises(ArgumentError, match=r"does not multiply by the scale of .*: mxfp4-wo does without"):
+        convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
 
 
 def test_gate_and_up_of_gemma4_in_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +277,7 @@ def test_what_files_have_no_place_for(name: str, more: str, tmp_path: Path) -> N
 
 
 def test_layers_that_predict_more_are_not_written(tmp_path: Path) -> None:
-    written(config_of("glm4moe"), tmp_path, {"*experts*": "nvfp4-wo", **RECIPE})
+    written(config_of("glm4moe"), tmp_path, {"*q_proj": "nvfp4-wo", "*": "skip"})
     source = edited(tmp_path / "q", tmp_path / "p", num_hidden_layers=2, num_nextn_predict_layers=1)
     done = convert(source, tmp_path / "m.gguf", to="gguf", progress=False)
     assert any(note.startswith("left out: layers that predict") and "model.layers.2." in note for note in done.notes)

@@ -210,7 +210,6 @@ def test_from_a_file_to_a_file(tmp_path: Path) -> None:
         pytest.param(lambda: small("LlamaConfig"), id="llama"),
         pytest.param(lambda: small("Qwen3MoeConfig", head_dim=64, **EXPERTS), id="qwen3moe"),
         pytest.param(lambda: small("MixtralConfig", **MIXTRAL), id="mixtral"),
-        pytest.param(lambda: small("GptOssConfig", **GPT_OSS), id="gpt-oss"),
     ],
 )
 def test_scales_of_tensors(config: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint import quantize_files
+from bitport.checkpoint.source import Source
 from bitport.interop import convert
 from bitport.interop.gguf.header import read_header
 from bitport.interop.gguf.output import Output
@@ -154,6 +156,43 @@ def test_llama_cpp_rounds_the_limits_of_yarn(llama_cpp: Any, tmp_path: Path) -> 
     wanted, others = logits(rounded, IDS), logits(model, IDS)
     assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
     assert float((found - others).abs().max()) > 1e-2 * float(others.abs().max())
+
+
+WIDER = {"shared_expert_intermediate_size": 128}
+PROJECTIONS, ATTENTION = ("*_proj", "*experts*"), ("*self_attn.*_proj",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "rules"),
+    [
+        pytest.param("LlamaConfig", {}, PROJECTIONS, id="llama"),
+        pytest.param("Qwen3Config", {"head_dim": 32}, PROJECTIONS, id="qwen3"),
+        pytest.param("Qwen3MoeConfig", {"head_dim": 64, **EXPERTS}, PROJECTIONS, id="qwen3moe"),
+        pytest.param("MixtralConfig", MIXTRAL, PROJECTIONS, id="mixtral"),
+        pytest.param(*MORE["mistral3"], PROJECTIONS, id="mistral3"),
+        pytest.param(*MORE["cohere2"], PROJECTIONS, id="cohere2"),
+        pytest.param(*MORE["qwen35"], (*PROJECTIONS, "*in_proj_qkv", "*in_proj_z"), id="qwen35"),
+        pytest.param(MORE["qwen35moe"][0], {**MORE["qwen35moe"][1], **WIDER}, PROJECTIONS, id="qwen35moe"),
+        pytest.param(*MORE["gemma4"], ("*q_proj", "*o_proj", "*mlp*"), id="gemma4"),
+        pytest.param(*MORE["gemma4-experts"], ("*k_proj", "*experts.gate_up_proj"), id="gemma4-experts"),
+        *(
+            pytest.param(*MORE[name], ATTENTION, id=name)
+            for name in ("glm4", "glm4moe", "minimax-m2", "lfm2", "olmo2", "starcoder2")
+        ),
+    ],
+)
+def test_llama_cpp_multiplies_by_scales(
+    kind: str, changes: dict[str, Any], rules: tuple[str, ...], llama_cpp: Any, tmp_path: Path
+) -> None:
+    """Those of NVFP4, some 2^-12 here. Inputs are rounded to 8 bits, which changes logits by some percent."""
+    written(small(kind, **changes), tmp_path)
+    modules = [name.rpartition(".")[0] for name in Source(tmp_path / "hf").stored]
+    fits = {rule: "nvfp4-wo" for rule in rules if fnmatch.filter(modules, rule)}
+    quantize_files(tmp_path / "hf", tmp_path / "nvfp4", {**fits, "*": "skip"}, progress=False)
+    convert(tmp_path / "nvfp4", tmp_path / "m.gguf", to="gguf", progress=False)
+    wanted = logits(huggingface.load_model(tmp_path / "nvfp4", dtype=torch.float32), IDS)
+    found = answers(llama_cpp, tmp_path / "m.gguf", IDS)
+    assert float((found - wanted).norm()) <= 0.25 * float(wanted.norm())
 
 
 NVFP4 = {"*embed_tokens": "mxfp4-wo", "lm_head": "mxfp4-wo", "*": "nvfp4-wo"}

@@ -106,6 +106,8 @@ LFM2 = {
     **{"ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2"},
 }
 STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
+UNSCALED = (*MLP, *SHARED, *STACKS)
+"""What is not attention."""
 HYBRID = {
     "linear_attention": tuple(LINEAR),
     "full_attention": (*(leaf for leaf in ATTENTION if leaf != "attn_norm"), *HEAD_NORMS),
@@ -149,6 +151,8 @@ class Architecture:
     """What names.traits() tells layers apart by -> the tensors that layers without it do not have."""
     optional: tuple[str, ...] = ()
     """Tensors that all layers have, or none."""
+    unscaled: tuple[str, ...] = UNSCALED
+    """Tensors for which llama.cpp knows no scale, or does not multiply by it, so that they cannot be NVFP4."""
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Settings that have this value in every file, or are absent."""
     several: tuple[str, ...] = ()
@@ -172,7 +176,7 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
-        "LlamaForCausalLM", "llama", {**ATTENTION, **BEFORE_MLP, **MLP}, specials.llama, interleaved=True
+        "LlamaForCausalLM", "llama", {**ATTENTION, **BEFORE_MLP, **MLP}, specials.llama, interleaved=True, unscaled=()
     ),
     "mixtral": Architecture(
         "MixtralForCausalLM",
@@ -182,12 +186,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         interleaved=True,
         stacked=EXPERTS,
         more=("num_local_experts", "num_experts_per_tok"),
+        unscaled=(),
         declared={},
         file="llama",
         older={"block_sparse_moe.": "mlp."},
     ),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", {**ATTENTION, **BEFORE_MLP, **MLP}),
-    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", {**ATTENTION, **HEAD_NORMS, **BEFORE_MLP, **MLP}),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", {**ATTENTION, **HEAD_NORMS, **BEFORE_MLP, **MLP}, unscaled=()),
     "qwen2moe": Architecture(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
@@ -203,6 +208,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**ATTENTION, **HEAD_NORMS, **BEFORE_MLP, **ROUTED},
         specials.qwen3moe,
         stacked=EXPERTS,
+        unscaled=(),
         more=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     ),
     "qwen35": Architecture(
@@ -211,6 +217,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**ATTENTION, **HEAD_NORMS, **LINEAR, "post_attention_norm": "post_attention_layernorm", **MLP},
         specials.qwen35,
         norms_less_one=True,
+        unscaled=(),
         more=specials.LINEAR,
         of_layers=HYBRID,
         declared={},
@@ -223,6 +230,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             **{**ROUTED, **SHARED},
         },
         specials.qwen35moe,
+        unscaled=(),
         norms_less_one=True,
         stacked=EXPERTS,
         more=(*specials.LINEAR, *specials.EXPERTS),
@@ -304,6 +312,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             **{"keys": ("attn_k", "attn_k_norm"), "values": ("attn_v",), "inputs": (*INPUTS, *ALL_INPUTS)},
             "experts": (*BESIDE_MLP, *STACKS),
         },
+        unscaled=(*INPUTS, *ALL_INPUTS, "ffn_down_exps"),
         declared={},
     ),
     "smollm3": Architecture(
@@ -340,6 +349,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**ATTENTION, **BEFORE_MLP, **MLP},
         specials.mistral3,
         interleaved=True,
+        unscaled=(),
         declared={},
     ),
     "glm4": Architecture(
@@ -381,6 +391,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         more=("conv_L_cache",),
         several=("num_key_value_heads",),
         of_layers=CONVOLVING,
+        unscaled=(*UNSCALED, *CONVOLUTION),
         declared={},
     ),
     "lfm2moe": Architecture(
@@ -394,6 +405,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         more=("conv_L_cache", *specials.LFM2_EXPERTS),
         several=("num_key_value_heads",),
         of_layers={**CONVOLVING, "dense": tuple(MLP), "sparse": ("ffn_gate_inp", "exp_probs_b", *STACKS)},
+        unscaled=(*UNSCALED, *CONVOLUTION),
         declared={},
         fixed=SIGMOID,
     ),
@@ -423,6 +435,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         epsilon="layer_norm_eps",
         tied=True,
         more=("logit_scale", "sliding_window"),
+        unscaled=(),
         declared={},
     ),
 }

@@ -166,13 +166,8 @@ def _check_scaled(name: str, weight: GgufTensor | None) -> None:
         raise CheckpointError(f"{name} belongs to {owner}, {told}: NVFP4 alone has such scales")
 
 
-def has_scale(its: Architecture, weight: str) -> bool:
-    """Whether a scale of a weight is no parameter of the model."""
-    return parted(scale_of(weight))[1] not in its.names
-
-
 def _scales(its: Architecture, weights: list[str], tensors: Mapping[str, GgufTensor]) -> tuple[GgufTensor, ...]:
-    scales = [scale_of(weight) for weight in weights if has_scale(its, weight)]
+    scales = [scale for scale in map(scale_of, weights) if parted(scale)[1] not in its.names]
     found = [tensors[scale] for scale in scales if scale in tensors]
     if found and len(found) < len(weights):
         raise CheckpointError(f"{found[0].name} is there, and not that of each of {', '.join(weights)}")

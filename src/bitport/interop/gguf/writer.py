@@ -18,7 +18,7 @@ from bitport.interop.gguf import unused
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.changes import codes_of_file, floats_of_file, misfit, rows_of_file
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
-from bitport.interop.gguf.names import TensorPlace, apart, experts_of, has_scale, places, scale_of
+from bitport.interop.gguf.names import TensorPlace, apart, experts_of, parted, places, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
 from bitport.interop.gguf.source import EMBEDDING, HEAD, first_layer
@@ -26,7 +26,6 @@ from bitport.interop.gguf.vocabulary import vocabulary
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
-OF_LAYERS = "model.embed_tokens_per_layer.weight"
 FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
 TIED = (
     *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "starcoder2", "cohere2"),
@@ -83,10 +82,11 @@ class Writer:
             return "GGUF has inputs as they are: take a scheme for weights alone, such as int4-g32-sym"
         if extra := no_place(q, "GGUF"):
             return extra
-        if fmt.global_scale and q.name in (EMBEDDING, OF_LAYERS):
+        if fmt.global_scale and q.name == EMBEDDING:
             return "llama.cpp knows no scale of an embedding: mxfp4-wo does without"
-        if fmt.global_scale and place is not None and not all(has_scale(self.its, name) for name in place.names):
-            return "the model has a scale where a file would have that of the weight: mxfp4-wo does without"
+        leaves = [parted(name)[1].removesuffix(".weight") for name in place.names] if place is not None else []
+        if fmt.global_scale and not set(leaves).isdisjoint(self.its.unscaled):
+            return f"llama.cpp does not multiply by the scale of {', '.join(leaves)}: mxfp4-wo does without"
         if kinds(q.scheme, k):
             return None
         if fmt.number.kind == "int" and fmt.number.bits > 1:
