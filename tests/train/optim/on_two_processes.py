@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from bitport.errors import ArgumentError
 from bitport.tensor import QTensor
@@ -54,6 +55,23 @@ def short_rows(mesh: DeviceMesh, states: str) -> None:
         assert not isinstance(optimizer.state[param]["exp_avg"].to_local(), QTensor)
 
 
+def split_columns(mesh: DeviceMesh, states: str) -> None:
+    """At borders of blocks, of 256 numbers, shards keep the codes of the whole; split elsewhere, they keep floats."""
+    for placement in (Shard(1), _StridedShard(1, split_factor=1)):
+        for width, coded in ((512, True), (768, False)):
+            alone = nn.Parameter(torch.ones(4, width))
+            shards = nn.Parameter(distribute_tensor(torch.ones(4, width), mesh, [placement]))
+            one = AdamW([alone], states=states if coded else "float32", min_elements=0)
+            many = AdamW([shards], states=states, min_elements=0)
+            for _ in range(2):
+                alone.grad = torch.randn(4, width)
+                shards.grad = distribute_tensor(alone.grad, mesh, [placement])
+                one.step()
+                many.step()
+            assert isinstance(many.state[shards]["exp_avg"].to_local(), QTensor) == coded
+            assert torch.equal(whole(shards), alone)
+
+
 def nothing_of_a_parameter(mesh: DeviceMesh, states: str) -> None:
     """One row for two processes, also for a weight in training: one process has no elements."""
     model = nn.Linear(300, 1)
@@ -68,8 +86,9 @@ def nothing_of_a_parameter(mesh: DeviceMesh, states: str) -> None:
 
 
 def pieces_draw_other_bits(mesh: DeviceMesh) -> None:
-    """The parameter is the same on both processes: replicas stay equal, and shards are rounded with different bits."""
-    for placement, alike in ((Replicate(), True), (Shard(0), False)):
+    """The parameter is the same on both processes: replicas stay equal, and shards are rounded with different bits, as
+    are those that FSDP2 makes over tensor parallelism of the same dimension."""
+    for placement, alike in ((Replicate(), True), (Shard(0), False), (_StridedShard(0, split_factor=1), False)):
         param = nn.Parameter(distribute_tensor(torch.ones(2, 64, dtype=torch.bfloat16), mesh, [placement]))
         optimizer = SGD([param], lr=2.0**-9)
         param.grad = torch.ones_like(param)
@@ -146,6 +165,7 @@ def check(mesh: DeviceMesh, folder: Path, states: str) -> None:
     for piece, twin in zip(sharded.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(whole(piece), whole(twin))
     short_rows(mesh, states)
+    split_columns(mesh, states)
     nothing_of_a_parameter(mesh, states)
 
 

@@ -32,13 +32,18 @@ def local_of(param: Any, grad: Any) -> tuple[Tensor, Tensor]:
     return param.to_local(), grad.to_local()
 
 
+def _cuts(placement: Any) -> bool:
+    """Whether it divides a dimension. FSDP2 over tensor parallelism has placements of which is_shard() is False."""
+    return hasattr(placement, "dim")
+
+
 def piece_of(param: Any) -> tuple[int, ...]:
     """The index of this process's shard of ``param``: different shards are rounded with different random bits, replicas
     with the same."""
     if not is_sharded(param):
         return ()
     at = zip(param.device_mesh.get_coordinate(), param.placements, strict=True)
-    return tuple(coordinate for coordinate, placement in at if placement.is_shard())
+    return tuple(coordinate for coordinate, placement in at if _cuts(placement))
 
 
 def local_part(value: Any, param: Any = None) -> Any:
@@ -64,7 +69,7 @@ def takes_codes(param: Any, fmt: Format) -> bool:
         return True
     shape = list(param.shape)
     for size, placement in zip(param.device_mesh.shape, param.placements, strict=True):
-        if placement.is_shard() and placement.dim > 0:
+        if _cuts(placement) and placement.dim > 0:
             if shape[placement.dim] % (size * fmt.block[1]):
                 return False
             shape[placement.dim] //= size
