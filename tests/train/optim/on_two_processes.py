@@ -99,19 +99,26 @@ def pieces_draw_other_bits(mesh: DeviceMesh) -> None:
 
 
 def refused(mesh: DeviceMesh) -> None:
-    """Whatever cannot be right is an error: partial sums, and gradients or states with another placement."""
+    """Whatever cannot be right is an error: partial sums, and gradients or states with another placement, also those
+    whose shards are on the other process."""
+    turned = DeviceMesh("cpu", [1, 0])
+    elsewhere = [torch.ones(4, 6)]
+    elsewhere += [distribute_tensor(torch.ones(4, 6), *to) for to in ((mesh, [Replicate()]), (turned, [Shard(0)]))]
     param = nn.Parameter(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)]))
     optimizer = AdamW([param])
     param.grad = distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)])
     optimizer.step()
     state = optimizer.state_dict()
-    param.grad = None
-    param.grad = distribute_tensor(torch.ones(4, 6), mesh, [Replicate()])
-    expect("its gradient (Replicate(),): redistribute the gradient", optimizer.step)
-    state["state"][0]["exp_avg"] = torch.ones(4, 6)
-    expect("its saved state is not: load it by torch.distributed.checkpoint", lambda: optimizer.load_state_dict(state))
-    state["state"][0]["exp_avg"] = distribute_tensor(torch.ones(4, 6), mesh, [Shard(1)])
-    expect("both must be placed the same way", lambda: optimizer.load_state_dict(state))
+    for grad, said in zip(elsewhere, ("on one process", "(Replicate(),) on", "(Shard(dim=0),) on"), strict=True):
+        param.grad = None
+        param.grad = grad
+        expect(f"its gradient {said}", optimizer.step)
+    single = AdamW([nn.Parameter(torch.ones(4, 6))])
+    expect("its parameter on one process: both must be placed the same way", lambda: single.load_state_dict(state))
+    for value in elsewhere:
+        said = "placed the same way" if isinstance(value, DTensor) else "is not: load it by torch.distributed"
+        state["state"][0]["exp_avg"] = value
+        expect(said, lambda: optimizer.load_state_dict(state))
     partial = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh, [Partial()]))
     partial.grad = DTensor.from_local(torch.ones(4, 6), mesh, [Partial()])
     expect("is a sum over processes", AdamW([partial]).step)

@@ -23,13 +23,23 @@ def local_of(param: Any, grad: Any) -> tuple[Tensor, Tensor]:
         return param, grad
     if any(placement.is_partial() for placement in param.placements):
         raise ArgumentError(f"a parameter is a sum over processes, {param.placements}: redistribute it before training")
-    if not is_sharded(grad) or grad.placements != param.placements or grad.device_mesh != param.device_mesh:
-        given = grad.placements if is_sharded(grad) else "on one process"
+    if not _alike(grad, param):
         raise ArgumentError(
-            f"a parameter is placed {param.placements}, its gradient {given}: "
-            f"redistribute the gradient, grad.redistribute(param.device_mesh, param.placements)"
+            f"a parameter is placed {_place(param)}, its gradient {_place(grad)}: place the gradient the same way, by "
+            f"grad.redistribute(placements=param.placements) on one mesh, otherwise by "
+            f"torch.distributed.tensor.distribute_tensor"
         )
     return param.to_local(), grad.to_local()
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether both are DTensors whose shards are on the same processes."""
+    both = is_sharded(one) and is_sharded(other)
+    return both and one.placements == other.placements and one.device_mesh == other.device_mesh
+
+
+def _place(value: Any) -> str:
+    return f"{value.placements} on {value.device_mesh}" if is_sharded(value) else "on one process"
 
 
 def _cuts(placement: Any) -> bool:
@@ -47,18 +57,17 @@ def piece_of(param: Any) -> tuple[int, ...]:
 
 
 def local_part(value: Any, param: Any = None) -> Any:
-    """The local shard of a state; if ``param`` is given, the placements must be equal."""
+    """The local shard of a state; if ``param`` is given, it must be placed the same way."""
     if not is_sharded(value):
         if is_sharded(param):
             raise ArgumentError(
-                f"a parameter is placed {param.placements}, its saved state is not: load it by "
+                f"a parameter is placed {_place(param)}, its saved state is not: load it by "
                 f"torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
             )
         return value
-    if param is not None and (not is_sharded(param) or value.placements != param.placements):
-        placed = param.placements if is_sharded(param) else "on one process"
+    if param is not None and not _alike(value, param):
         raise ArgumentError(
-            f"a saved state is placed {value.placements}, its parameter {placed}: both must be placed the same way"
+            f"a saved state is placed {_place(value)}, its parameter {_place(param)}: both must be placed the same way"
         )
     return value.to_local()
 
