@@ -88,6 +88,22 @@ def test_ranges_are_learned(scheme: str) -> None:
     assert float(ours.square().sum()) < 0.99 * float(plain.square().sum())
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_it_begins_with_the_given_codes(steps: int) -> None:
+    """Not with the nearest ones of the given ranges. The first step only looks at them, so each row is as given, or
+    rounded to nearest where that is better."""
+    w, x, fmt = weight(), inputs(), preset("int3-g32").weight
+    start, nearest = choose_qparams(w * 0.8, fmt), choose_qparams(w, fmt)
+    codes = quantize_codes(w, fmt, *start)
+    codes[::2] ^= torch.randint(0, 2, w[::2].shape, dtype=torch.uint8)
+    found, params = solve(w, seen(x).gram, fmt, codes, start, steps, 0)
+    given = dequantize_codes(codes, fmt, *start)
+    plain = dequantize_codes(quantize_codes(w, fmt, *nearest), fmt, *nearest)
+    better = output_error(w, plain.double(), x) < output_error(w, given.double(), x)
+    assert 0 < int(better.sum()) < len(w)
+    torch.testing.assert_close(dequantize_codes(found, fmt, *params), torch.where(better[:, None], plain, given))
+
+
 @pytest.mark.parametrize("block", [1, 7, 1000])
 @pytest.mark.parametrize("scheme", ["int3-g32", "nvfp4", "int4-tensor"])
 def test_after_enough_sweeps_no_single_code_can_be_bettered(scheme: str, block: int) -> None:

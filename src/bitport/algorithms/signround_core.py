@@ -42,14 +42,14 @@ def solve(
 ) -> tuple[Tensor, Params]:
     """Improve the given codes and parameters of w [N, K]; returns uint8 codes [N, K]. ``hessian``: float32 [K, K]."""
     n, k = w.shape
-    exact, best, kept = w.float(), start, dequantize_codes(codes, fmt, *start)
-    target = within(to_blocks(exact, fmt.block), to_blocks(kept, fmt.block), fmt, start)
+    best, kept = start, dequantize_codes(codes, fmt, *start)
+    target = within(to_blocks(w, fmt.block), to_blocks(kept, fmt.block), fmt, start)
     offset, ends = torch.zeros_like(target), Ends(fmt, start)
-    least = summed_by_scale(row_errors(exact - kept, hessian)[1], fmt)
+    least = summed_by_scale(row_errors(w - kept, hessian)[1], fmt)
 
     def judge(q: Tensor, params: Params) -> Tensor:
         nonlocal best, kept, least
-        slope, errors = row_errors(q - exact, hessian)
+        slope, errors = row_errors(q - w, hessian)
         loss = summed_by_scale(errors, fmt)
         better = loss < least
         best, least = choose(better, params, best), loss.where(better, least)
