@@ -64,6 +64,7 @@ def test_the_result_is_that_of_quantize(tmp_path: Path, run: str, activations: s
     )
     report = stream.run()
     assert report.layers == expected.layers
+    assert (report.recipe, report.algorithm) == (expected.recipe, expected.algorithm)
     assert report.bytes_before == expected.bytes_before
     assert report.bytes_after == expected.bytes_after
     assert_same(bp.load(MODELS[make], tmp_path / "out"), model)
@@ -367,3 +368,24 @@ def test_sizes_of_weights_do_not_change(source: Path, tmp_path: Path) -> None:
     report = Stream(empty(), source, tmp_path / "out", "int4-g32", batches=batches(), dtype=torch.bfloat16).run()
     assert report.bytes_after == read_manifest(tmp_path / "out").nbytes
     assert math.isclose(report.bytes_before, sum(param.nbytes for param in built().parameters()))
+
+
+def test_errors_are_measured_on_demand(source: Path, tmp_path: Path) -> None:
+    report = Stream(empty(), source, tmp_path / "out", "int4-g32", batches=batches(), measure=False).run()
+    assert {(layer.sqnr, layer.output_sqnr) for layer in report.layers} == {(None, None)}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "steps", "weights"),
+    [("int8-static", 4, 10), ({"layers.*": "fp8-static"}, 3, 9), ({"layers.1.*": "fp8-channel-static"}, 2, 3)],
+)
+def test_progress_ends_when_all_is_done(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], recipe: Any, steps: int, weights: int
+) -> None:
+    """The three blocks and what comes after them, of which it only runs those up to the last static scale."""
+    Stream(empty(), source, tmp_path / "out", recipe, batches=batches(), algorithm="rtn", progress=True).run()
+    lines = capfd.readouterr().err.replace("\r", "\n").splitlines()
+    full = "#" * 24
+    for what, total in (("measuring inputs", steps), ("quantizing", weights)):
+        last = [line for line in lines if line.startswith(what)][-1]
+        assert last.startswith(f"{what} [{full}] {total}/{total}, 0 s left")

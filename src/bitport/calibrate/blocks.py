@@ -91,7 +91,7 @@ class Walk:
     def measured(self) -> Measured:
         """Yield the targets, with the inputs of those that are wanted. Those of finished steps (Place.done) are left
         out."""
-        last = self._last(self.wanted)
+        last = self.last(self.wanted)
         first = self._first()
         for at, name in enumerate(self.order[first:], first):
             with self.place.inside(name):
@@ -113,7 +113,7 @@ class Walk:
         this process; to be used before measured(). A weight used by several steps accumulates. Every block runs
         once."""
         found: dict[str, Magnitudes] = {}
-        last = self._last({target.name for target in targets})
+        last = self.last({target.name for target in targets})
         for at, name in enumerate(self.order[: last + 1]):
             with self.place.inside(name), self._sizes(name, targets, found) as seen:
                 self._run(at)
@@ -138,7 +138,7 @@ class Walk:
         with in_use(self.model), watch:
             yield watch.seen
 
-    def _last(self, names: Collection[str]) -> int:
+    def last(self, names: Collection[str]) -> int:
         """The index of the last step, counting REST, that has one of these weights; -1 if there is none."""
         steps = enumerate((*(self.targets[name] for name in self.order), self.rest))
         return max((at for at, own in steps if any(target.name in names for target in own)), default=-1)

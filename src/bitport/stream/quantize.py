@@ -173,8 +173,8 @@ class Stream:
             return
         if self.output.act_scales is None:
             seen: dict[str, Magnitudes] = {}
-            steps = walk.magnitudes([*static])
-            for step in with_progress(steps, len(walk.order) + 1, "measuring inputs", self.progress):
+            steps, total = walk.magnitudes([*static]), walk.last({target.name for target in static}) + 1
+            for step in with_progress(steps, total, "measuring inputs", self.progress):
                 seen |= step
             found = scales_of(static, self.processes.merged(seen))
             self.output.keep_scales({name: scale.item() for name, scale in found.items()})
