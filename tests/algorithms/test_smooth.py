@@ -140,3 +140,18 @@ def test_the_static_scale_of_a_layer_of_two_blocks_takes_in_both() -> None:
     assert float(largest[1]) > 10 * float(largest[0])
     bitport.quantize_(model, "fp8-static", algorithm="smooth", calibrate=batches)
     assert model.layers[0]["up"].weight.act_scale.item() == (largest[1] / 448).item()
+
+
+def test_the_static_scale_of_a_changed_layer_is_that_of_its_new_inputs() -> None:
+    """The first norm takes the outliers out of what it passes on; float8 has numbers up to 448."""
+    torch.manual_seed(0)
+    model, x = Sharing(), torch.randn(50, 32)
+    model.layers[1]["up"] = nn.Linear(32, 64)
+    norm, up = model.layers[0]["norm"], model.layers[0]["up"]
+    with torch.no_grad():
+        norm.weight[5] *= 50
+        before = norm(x).abs().max()
+        bitport.quantize_(model, "fp8-static", algorithm="smooth", calibrate=[x])
+        after = norm(x).abs().max()
+    assert after < before / 2
+    assert up.weight.act_scale.item() == (after / 448).item()
