@@ -98,6 +98,13 @@ def test_bytes_are_counted_one_by_one(name: str) -> None:
     assert store.reserved >= store.nbytes
 
 
+def test_a_prompt_reserves_a_quarter_more_than_it_needs() -> None:
+    """And nothing for floats, of which none are left."""
+    store = KeyValueStore("int8")
+    store.append(tokens(1000), tokens(1000, width=48))
+    assert store.reserved <= 1.25 * store.nbytes
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("left", [99, 97, 70, 64, 33, 4, 3, 0])
 def test_a_crop_leaves_the_tokens_before_it(name: str, left: int) -> None:
@@ -300,9 +307,17 @@ WRONG = {
     "int": (tokens().long(), tokens(), "keys must be float32.*not torch.int64"),
     "three axes": (tokens()[0], tokens()[0], r"\[batch, heads, tokens, width\]"),
     "no heads": (tokens()[:, :0], tokens()[:, :0], "of which only tokens may be 0"),
+    "no columns": (tokens()[..., :0], tokens(), "of which only tokens may be 0"),
     "other tokens": (tokens(), tokens(5), "values must be .* as the keys are"),
     "other dtype": (tokens(), tokens().bfloat16(), "values must be torch.float32.*not torch.bfloat16"),
     "values of no columns": (tokens(), tokens(width=48)[..., :0], r"values must be .*100, 0\]"),
+    "values of three axes": (tokens(), tokens(width=48)[..., 0], r"values must be .* as the keys are.* \[2, 3, 100\]"),
+    "values elsewhere": (tokens(), tokens(width=48).to("meta"), "on cpu as the keys are, not .* on meta"),
+    "elsewhere than before": (
+        tokens().to("meta"),
+        tokens(width=48).to("meta"),
+        "like those before them, not .* on meta",
+    ),
     "other width than before": (tokens(width=32), tokens(width=48), "keys must be .*64.* like those before them"),
     "other heads than before": (tokens()[:, :1], tokens(width=48)[:, :1], "like those before them"),
     "other dtype than before": (tokens().half(), tokens(width=48).half(), "keys must be torch.float32.*float16"),
@@ -312,10 +327,11 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_does_not_fit_is_refused(case: str) -> None:
     keys, values, says = WRONG[case]
-    store = filled("int8", TOKENS)
-    with pytest.raises(ArgumentError, match=says):
-        store.append(keys, values)
-    assert len(store) == TOKENS
+    for store in (filled("int8", TOKENS), *([] if "before" in case else [KeyValueStore("int8")])):
+        count = len(store)
+        with pytest.raises(ArgumentError, match=says):
+            store.append(keys, values)
+        assert len(store) == count
 
 
 def test_an_empty_store_has_nothing_to_look_at() -> None:
