@@ -84,6 +84,9 @@ def test_ranges_are_learned(scheme: str) -> None:
     assert [None if part is None else part.dtype for part in params] == [
         None if part is None else part.dtype for part in start
     ]
+    if start.zero is not None and params.zero is not None:
+        moved = params.zero[params.zero != start.zero]
+        assert torch.equal(moved, moved.round()) == (fmt.zero == "int")
     ours, plain = (w - dequantize_codes(each, fmt, *by) for each, by in ((codes, params), (nearest, start)))
     assert float(ours.square().sum()) < 0.99 * float(plain.square().sum())
 
@@ -155,29 +158,37 @@ SMOOTH = [
 
 @pytest.mark.parametrize("scheme", SMOOTH)
 def test_gradients(scheme: str) -> None:
-    """Against autograd through the formula of the module, with rounding as the identity."""
+    """Against autograd through the formula of the module, with rounding as the identity, for ends that have moved."""
     fmt = dataclasses.replace(preset(scheme).weight, scale="float32")
-    w = torch.randn(4, 32)
+    w = torch.randn(32, 64) * 0.1
     start = choose_qparams(w * 0.6, fmt)  # so that some are clamped
-    target, towards = to_blocks(w, fmt.block), to_blocks(torch.randn(4, 32), fmt.block)
+    target, towards = to_blocks(w, fmt.block), to_blocks(torch.randn(32, 64), fmt.block)
     ends = Ends(fmt, start)
-    scale = spread(start.scale)
-    found, inside = snapped(target / scale, torch.zeros_like(target), fmt, start)
-    moved = {"high": ends.high_factor.clone(), "low": ends.low_factor.clone()}
+    ends.high_factor.mul_(0.9)
+    ends.low_factor.mul_(0.7)
+    before, params = (ends.high_factor.clone(), ends.low_factor.clone()), ends.params()
+    scale = spread(params.scale)
+    found, inside = snapped(target / scale, torch.zeros_like(target), fmt, params)
     ends.move(1.0, towards, found, target / scale, inside)
-    signs = {"high": moved["high"] - ends.high_factor, "low": moved["low"] - ends.low_factor}
-    for name, gradient in _exact_gradients(w, fmt, start, towards, found, inside).items():
+    signs = {"high": before[0] - ends.high_factor, "low": before[1] - ends.low_factor}
+    for name, gradient in _exact_gradients(w, fmt, start, before, params.zero, towards, found, inside).items():
         clear = gradient.abs() > 1e-4 * gradient.abs().max()
         assert torch.equal(signs[name][clear], gradient.sign()[clear])
 
 
 def _exact_gradients(
-    w: Tensor, fmt: Format, start: Params, towards: Tensor, found: Tensor, inside: Tensor
+    w: Tensor,
+    fmt: Format,
+    start: Params,
+    factors: tuple[Tensor, ...],
+    rounded: Tensor | None,
+    towards: Tensor,
+    found: Tensor,
+    inside: Tensor,
 ) -> dict[str, Tensor]:
-    high = torch.ones_like(start.scale).requires_grad_()
-    low = torch.ones_like(start.scale).requires_grad_()
+    high, low = (factor.clone().requires_grad_() for factor in factors)
     units = to_blocks(w, fmt.block)
-    if start.zero is None:
+    if start.zero is None or rounded is None:
         scale = start.scale * high
         u = units / spread(scale)
         q = spread(scale) * torch.where(inside, u + (found - u).detach(), found)
@@ -187,8 +198,9 @@ def _exact_gradients(
     bottom, top = -zero * start.scale * low, (fmt.number.qmax - zero) * start.scale * high
     scale = (top - bottom) / fmt.number.qmax
     offset = -bottom / scale
+    offset = offset + (rounded - offset).detach()
     u = units / spread(scale)
-    code = (found + spread(zero)).detach()
+    code = found + spread(rounded)
     q = spread(scale) * torch.where(inside, u + (found - u).detach(), code - spread(offset))
     (q * towards).sum().backward()
     return {"high": high.grad, "low": low.grad}  # type: ignore[dict-item]
