@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bitport.calibrate.blocks import Walk
+from bitport.checkpoint.output import Output
 from bitport.errors import ArgumentError
 from bitport.stream import Stream
 from tests.scripts import printed
@@ -92,6 +93,21 @@ def test_what_is_done_is_not_done_again(begun: tuple[Path, Path]) -> None:
     new = {layer.name for layer in report.quantized} - before
     assert {name.split(".")[1] for name in new if name.startswith("layers")} == {"2"}
     assert len(before) == 2 * len(BLOCK)
+
+
+def test_what_only_has_to_be_moved_is_not_calibrated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(output: Output) -> None:
+        raise PowerFails
+
+    source, options = write(tmp_path), {"batches": batches(), "algorithm": "rtn"}
+    report = Stream(empty(), source, tmp_path / "whole", "int4-g32", **options).run()
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "_move", fails)
+        with pytest.raises(PowerFails):
+            Stream(empty(), source, tmp_path / "out", "int4-g32", **options).run()
+    monkeypatch.setattr(Walk, "__init__", lambda *args, **kwargs: pytest.fail("it was prepared"))
+    assert Stream(empty(), source, tmp_path / "out", "int4-g32", resume=True, **options).run().layers == report.layers
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("activations", ["memory", "disk"])

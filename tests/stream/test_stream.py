@@ -217,6 +217,7 @@ def test_the_estimate_counts_what_there_is(source: Path, tmp_path: Path) -> None
         pytest.param({"memory_limit": 1000}, "1.0 kB are allowed", id="memory"),
         pytest.param({"batches": []}, "no batch", id="no data"),
         pytest.param({"activations": "tape"}, "memory or disk, not 'tape'", id="activations"),
+        pytest.param({"dtype": torch.int8}, "dtype must be a dtype of floats, .* not torch.int8", id="dtype"),
         pytest.param({"model": Model(lambda x: x + 1)}, "cannot be calibrated block by block", id="between"),
         pytest.param({"target": "model/out"}, "lies in the source", id="inside"),
         pytest.param({"algorithm": "rotate"}, "rotate changes the model as a whole.*--in-memory", id="rotate"),
@@ -279,6 +280,20 @@ def test_static_scales_that_cannot_be_measured(
     with pytest.raises(ArgumentError, match=message):
         stream.run()
     assert list((tmp_path / "out").iterdir()) == []
+
+
+class Broken(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.layers[2].down.weight[3], float("nan"))
+
+
+@pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
+def test_a_weight_that_holds_nan_is_told(tmp_path: Path, algorithm: str) -> None:
+    source = write(tmp_path, Broken)
+    stream = Stream(empty(), source, tmp_path / "out", "int4-g32", batches=batches(), algorithm=algorithm)
+    with pytest.raises(ArgumentError, match=r"layers\.2\.down\.weight holds NaN or infinity"):
+        stream.run()
 
 
 def test_a_model_that_keeps_the_output_of_a_block_is_not_streamed(tmp_path: Path) -> None:
