@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 import bitport.checkpoint.quantize as quantize
 from bitport.checkpoint import quantize_files
-from bitport.checkpoint.output import FOLDER, JOURNAL, STAGED
+from bitport.checkpoint.output import FOLDER, JOURNAL, STAGED, hashed
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, CheckpointError
 from tests.scripts import printed
@@ -99,6 +100,15 @@ def test_another_run_is_not_resumed(begun: Path, options: dict[str, object], wha
     with pytest.raises(ArgumentError, match=f"begun with another {what}: give the same"):
         quantize_files(begun / "hf", begun / "out", **{"recipe": "int4-g32", "resume": True, **options})  # type: ignore[arg-type]
     assert (begun / "out" / FOLDER / JOURNAL).is_file()
+
+
+def test_what_differs_has_another_digest() -> None:
+    """In values, in where one ends and the next begins, in names, and in dtypes and shapes of the same bytes."""
+    x = torch.zeros(2, 3, dtype=torch.int32)
+    given = ([1, 23], [12, 3], [1, 2, 3], [1, "23"], {"a": 1, "b": 23}, {"a": 1, "c": 23}, {"a": 12, "b": 3})
+    given += (x, x + 1, x.T, x.view(torch.float32), [x, x], [x, 1], [x, x, 1])
+    assert len({hashed(each) for each in given}) == len(given)
+    assert hashed([1, x]) == hashed([1, x.clone()])
 
 
 DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -284,7 +284,8 @@ def hashed(*parts: Any) -> str:
     leaves, spec = tree_flatten(parts)
     for leaf in leaves:
         tensor = isinstance(leaf, Tensor)
-        digest.update((f"{leaf.dtype} {list(leaf.shape)}" if tensor else repr(leaf)).encode())
+        what = f"{leaf.dtype} {list(leaf.shape)}" if tensor else repr(leaf)
+        digest.update(f"{what}\0".encode())  # otherwise 1, 23 would be 12, 3
         digest.update(to_bytes(leaf) if tensor else b"")
     digest.update(str(spec).encode())
     return digest.hexdigest()
