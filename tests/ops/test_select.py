@@ -24,7 +24,7 @@ from bitport.ops import (
 )
 from bitport.ops.optimizer_step import optimizer_step
 from bitport.ops.product import operand
-from bitport.ops.select import FORCED, STEP
+from bitport.ops.select import FORCED, STEP, Decision, own_kernel
 from bitport.schemes import preset
 from bitport.tensor import quantize_tensor
 from tests.scripts import ended, printed
@@ -65,16 +65,17 @@ def test_the_highest_priority_runs(add: Callable[..., None]) -> None:
 
 
 def test_a_kernel_that_comes_as_another_goes_is_seen() -> None:
-    """F.linear caches which ops have a kernel at the dispatcher; counting registrations would miss this change."""
+    """F.linear caches which ops have a kernel at the dispatcher, unless the layout has a direct entry; counting
+    registrations would miss this change."""
     x, weight = torch.randn(3, 64), quantize_tensor(torch.randn(8, 64), preset("int8-dyn"))
     for op, expected in (("linear", None), ("dyn_linear", 7.0)):
         library = torch.library.Library("bitport", "IMPL")
         try:
             library.impl(op, lambda x, *rest: x.new_full((*x.shape[:-1], rest[5]), 7.0), "CPU")
-            got = F.linear(x, weight)
+            got = [F.linear(x, each) for each in (weight, weight.to_layout("plain"))]
         finally:
             library._destroy()
-        assert (expected is None) == (got.unique().numel() > 1)
+        assert [each.unique().numel() > 1 for each in got] == [expected is None] * 2
 
 
 def test_of_equal_priority_the_first_registered_runs(add: Callable[..., None]) -> None:
@@ -179,6 +180,22 @@ def test_a_kernel_at_the_dispatcher_has_no_name_to_force_it_by() -> None:
         library._destroy()
 
 
+def test_a_kernel_at_the_dispatcher_is_the_devices_own() -> None:
+    """Those of bitport are not, whatever the op; one from outside runs before any kernel of the registry."""
+    assert not [op for op in OPS if own_kernel(op, torch.device("cpu"))]
+    args = (*arguments()[1:11], torch.float32)
+    library = torch.library.Library("bitport", "IMPL")
+    try:
+        library.impl("dequantize", lambda data, *rest: data, "CPU")
+        assert [op for op in OPS if own_kernel(op, torch.device("cpu"))] == ["dequantize"]
+        assert decide("dequantize", *args) == Decision("cpu's own (dispatcher)", ())
+        assert call("dequantize", *args) is args[0]
+        with use_kernel("generic"):
+            assert decide("dequantize", *args).kernel == "generic (forced)"
+    finally:
+        library._destroy()
+
+
 def test_a_device_is_a_type() -> None:
     """A kernel for cpu:0 would never be asked."""
     with pytest.raises(KernelError, match="'mine' is for 'cpu:0': device is a type, 'cpu'"):
@@ -270,7 +287,7 @@ def test_a_forced_kernel_is_released_after_an_error(add: Callable[..., None]) ->
 
 def test_one_setting_for_several_ops(add: Callable[..., None]) -> None:
     add("mine", 5.0)
-    with use_kernel("linear=mine, dyn_linear=generic"):
+    with use_kernel(" linear = mine ,dyn_linear=generic"):
         assert [*FORCED.values()] == [{"linear": "mine", "dyn_linear": "generic"}]
         assert who(arguments()) == 5.0
 
@@ -286,7 +303,7 @@ def test_a_forced_kernel_that_refuses_is_an_error(add: Callable[..., None]) -> N
 
 def test_a_forced_kernel_that_does_not_exist_is_an_error(add: Callable[..., None]) -> None:
     add("mine", 1.0)
-    with use_kernel("linear=nope"), pytest.raises(KernelError, match=r"'nope' was forced for linear.*mine.*generic"):
+    with use_kernel("linear=nope"), pytest.raises(KernelError, match=r"'nope' was forced for linear.*mine.*generic$"):
         OPS["linear"].overload(*arguments())
     with use_kernel("linear=nope"):
         decision = decide("linear", *arguments())
@@ -361,8 +378,8 @@ def test_an_unknown_op_in_the_environment_is_an_error() -> None:
     assert "KernelError: cannot force a kernel of linaer: the ops are" in done.stderr
 
 
-@pytest.mark.parametrize("setting", ["linaer=generic", "linear=", "="])
-def test_a_misspelt_setting_is_an_error(setting: str) -> None:
+@pytest.mark.parametrize("setting", ["linaer=generic", "linear=", "=", "linear=generic,=mine", None])
+def test_a_misspelt_setting_is_an_error(setting: Any) -> None:
     """An unknown op would silently force nothing."""
     with pytest.raises(KernelError, match="linear"), use_kernel(setting):
         pass

@@ -95,7 +95,7 @@ def changed() -> None:
 
 def _parse(setting: str) -> dict[str, str]:
     """ "name" forces every op ("*"), "op=name,op=name" single ones."""
-    pairs = [item.strip().rpartition("=") for item in str(setting).split(",") if item.strip()]
+    pairs = [item.rpartition("=") for item in str(setting).split(",") if item.strip()]
     named = all(name.strip() and (op.strip() or not sign) for op, sign, name in pairs)
     if not isinstance(setting, str) or not named:
         raise KernelError(
@@ -199,11 +199,11 @@ def checked(op: str, *args: Any) -> Any:
 def is_chooser(op: str, device: str) -> bool:
     """Whether PyTorch dispatches ``op`` on ``device`` to our chooser, i.e. no external kernel is registered there.
 
-    Asking PyTorch takes 3 us, so the answer is cached until another module, library or Python kernel is loaded: nothing
-    else can register one.
+    Asking PyTorch takes 3 us, so the answer is cached until another module or library is loaded, or a Python kernel of
+    the op comes or goes: nothing else can change it.
     """
-    count = len(sys.modules) + len(torch.ops.loaded_libraries) + len(_python_kernels)
-    seen = (count, _python_name(op, device) in _python_kernels)  # the count alone misses a replaced kernel
+    count = len(sys.modules) + len(torch.ops.loaded_libraries)
+    seen = (count, _python_name(op, device) in _python_kernels)
     known = _seen.get((op, device))
     if known is None or known[0] != seen:
         plugins.load()
