@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import re
@@ -94,12 +93,32 @@ def test_it_is_not_overwritten_in_silence(begun: Path) -> None:
         pytest.param({"recipe": "int8"}, "recipe", id="recipe"),
         pytest.param({"algorithm": "hqq"}, "algorithm", id="algorithm"),
         pytest.param({"shard_size": SHARD_SIZE // 2}, "shard_size", id="shards"),
+        pytest.param({"dtype": torch.bfloat16}, "dtype", id="dtype"),
+        pytest.param({"measure": False, "dtype": torch.half}, "dtype, measure", id="dtype and errors"),
     ],
 )
 def test_another_run_is_not_resumed(begun: Path, options: dict[str, object], what: str) -> None:
     with pytest.raises(ArgumentError, match=f"begun with another {what}: give the same"):
         quantize_files(begun / "hf", begun / "out", **{"recipe": "int4-g32", "resume": True, **options})  # type: ignore[arg-type]
     assert (begun / "out" / FOLDER / JOURNAL).is_file()
+
+
+OTHERS: dict[str, Callable[[dict[str, str]], object]] = {
+    "bitport": lambda begun: begun.update(bitport="0.0"),
+    "torch": lambda begun: begun.update(torch="1.0"),
+    "data": lambda begun: begun.update(data="of a streamed run"),
+    "measure": lambda begun: begun.pop("measure"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_run_of_another_version_or_kind_is_not_resumed(what: str, begun: Path) -> None:
+    path = begun / "out" / FOLDER / JOURNAL
+    journal = json.loads(path.read_text())
+    OTHERS[what](journal["fingerprint"])
+    path.write_text(json.dumps(journal))
+    with pytest.raises(ArgumentError, match=f"begun with another {what}: give the same"):
+        quantize_files(begun / "hf", begun / "out", "int4-g32", resume=True)
 
 
 def test_what_differs_has_another_digest() -> None:
@@ -117,7 +136,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "steps": lambda journal: journal.update(done={}),
     "names of steps": lambda journal: journal.update(done=[1]),
     "no truth": lambda journal: journal.update(closed="no"),
-    "reports": lambda journal: journal.update(layers=[None]),
+    "reports": lambda journal: journal.update(layers=[["name"]]),
     "a report": lambda journal: journal["layers"][0].update(sqnr="10"),
     "a key of a report": lambda journal: journal["layers"][0].pop("name"),
     "scales": lambda journal: journal.update(act_scales={"a": float("nan")}),
@@ -145,8 +164,9 @@ def test_too_little_memory_is_told_before(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("lasts", [True, False], ids=["from then on", "once"])
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(call: str, lasts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails one write call later each time; resuming leads to the same files."""
     write(Llama(), tmp_path / "hf")
     monkeypatch.setattr(quantize, "STEP", 20_000)
@@ -157,13 +177,13 @@ def test_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def limited(*args: object) -> None:
         nonlocal left
         left -= 1
-        if left < 0:
+        if left == -1 or (lasts and left < 0):
             raise OSError(errno.ENOSPC, "No space left on device")
         original(*args)
 
     monkeypatch.setattr(os, call, limited)
     told = "No space left on device. What finished steps wrote is kept: free some space, then resume"
-    for allowed in itertools.count():
+    for allowed in range(50):
         left = allowed
         try:
             quantize_files(tmp_path / "hf", tmp_path / "out", "int4-g32", resume=True)
