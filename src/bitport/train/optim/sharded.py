@@ -82,4 +82,4 @@ def takes_codes(param: Any, fmt: Format) -> bool:
             if shape[placement.dim] % (size * fmt.block[1]):
                 return False
             shape[placement.dim] //= size
-    return len(shape) > 1 and kept_shape(tuple(shape), fmt) == tuple(shape)
+    return kept_shape(tuple(shape), fmt) == tuple(shape)
