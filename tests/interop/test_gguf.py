@@ -464,23 +464,6 @@ def test_tensors_that_have_no_place(tmp_path: Path) -> None:
             Gguf(tmp_path / f"{at}.gguf")
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "module", "name"),
-    [
-        ("LlamaConfig", {}, "model.layers.1.mlp.up_proj", r"blk\.1\.ffn_up\.weight"),
-        ("LlamaConfig", {}, "model.norm", r"output_norm\.weight"),
-        ("Qwen3MoeConfig", {"head_dim": 64, **EXPERTS}, "model.layers.0.mlp.gate", r"blk\.0\.ffn_gate_inp\.weight"),
-    ],
-)
-def test_a_tensor_that_is_missing(kind: str, changes: dict[str, Any], module: str, name: str, tmp_path: Path) -> None:
-    """transformers would make up numbers for it."""
-    model = model_of(small(kind, **changes))
-    model.set_submodule(module, torch.nn.Identity())
-    write(tmp_path / "m.gguf", model, KINDS)
-    with pytest.raises(CheckpointError, match=f"the file lacks {name}, which llama.cpp requires too"):
-        Gguf(tmp_path / "m.gguf")
-
-
 def test_experts_of_two_types(tmp_path: Path) -> None:
     model = model_of(small("Qwen3MoeConfig", head_dim=64, **EXPERTS))
     write(tmp_path / "m.gguf", model, {".*gate_exps.*": "Q4_0", ".*_exps.*": "Q8_0"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,20 @@ def test_experts_of_mixtral_by_their_names_of_today(tmp_path: Path) -> None:
         for name in ("m.gguf", "n.gguf")
     )
     assert one == other
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        ("gpt-oss", "blk.1.ffn_gate_exps.weight"),
+        ("mixtral", "blk.0.ffn_gate_inp.weight"),
+        ("qwen2moe", "blk.1.ffn_gate_shexp.weight"),
+        ("gemma4", "blk.0.post_norm.weight"),
+        ("lfm2", "token_embd_norm.weight"),
+    ],
+)
+def test_a_tensor_that_is_missing(kind: str, tensor: str, tmp_path: Path) -> None:
+    """transformers would make up numbers for it."""
+    edited(tmp_path, model_of(config_of(kind)), {tensor: None})
+    with pytest.raises(CheckpointError, match=rf"(without|lacks) {re.escape(tensor)}"):
+        Gguf(tmp_path / "m.gguf")
