@@ -46,7 +46,7 @@ from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
 BITS = (2, 3, 4, 8)
-"""checkpoint_format -> how much is subtracted from stored zero points."""
+"""Of codes in words of 32 bits."""
 CHOOSING = (
     *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "act_group_aware", "hyb_act", "mse"),
     *("gptaq", "foem", "v2", "v2_alpha", "fallback", "failsafe", "hessian", "mock_quantization"),

@@ -97,11 +97,13 @@ def _parse(setting: str) -> dict[str, str]:
     """ "name" forces every op ("*"), "op=name,op=name" single ones."""
     pairs = [item.rpartition("=") for item in str(setting).split(",") if item.strip()]
     named = all(name.strip() and (op.strip() or not sign) for op, sign, name in pairs)
-    if not isinstance(setting, str) or not named:
+    found = {op.strip() or "*": name.strip() for op, _, name in pairs}
+    if not isinstance(setting, str) or not named or len(found) < len(pairs):
         raise KernelError(
-            f"kernel setting {setting!r}: write a kernel's name for every op, or op=name,op=name, e.g. linear=generic"
+            f"kernel setting {setting!r}: write a kernel's name for every op, or op=name,op=name with each op once, "
+            f"e.g. linear=generic"
         )
-    return {op.strip() or "*": name.strip() for op, _, name in pairs}
+    return found
 
 
 def check_forced(wanted: dict[str, str]) -> None:
