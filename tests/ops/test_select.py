@@ -378,7 +378,9 @@ def test_an_unknown_op_in_the_environment_is_an_error() -> None:
     assert "KernelError: cannot force a kernel of linaer: the ops are" in done.stderr
 
 
-@pytest.mark.parametrize("setting", ["linaer=generic", "linear=", "=", "linear=generic,=mine", "linear=a,linear=b", None])
+@pytest.mark.parametrize(
+    "setting", ["linaer=generic", "linear=", "=", "linear=generic,=mine", "linear=a,linear=b", None]
+)
 def test_a_misspelt_setting_is_an_error(setting: Any) -> None:
     """An unknown op would silently force nothing."""
     with pytest.raises(KernelError, match="linear"), use_kernel(setting):
