@@ -186,10 +186,27 @@ def test_experts_of_gpt_oss_are_transposed(tmp_path: Path) -> None:
         ("qwen2moe", "model.layers.0.mlp.shared_expert_gate.weight"),
         ("starcoder2", "model.norm.bias"),
         ("starcoder2", "model.layers.0.mlp.c_fc.bias"),
+        ("glm4moe", "model.layers.2.mlp.gate.e_score_correction_bias"),
+        ("glm4moe", "model.layers.0.mlp.gate_proj.weight"),
+        ("glm4moe", "model.layers.1.mlp.shared_experts.down_proj.weight"),
+        ("glm4moe-groups", "model.layers.1.self_attn.q_norm.weight"),
+        ("glm4moe-groups", "model.layers.0.self_attn.k_norm.weight"),
+        ("gemma4", "model.layers.1.layer_scalar"),
+        ("gemma4", "model.layers.1.self_attn.v_proj.weight"),
+        ("gemma4", "model.layers.3.per_layer_projection.weight"),
+        ("gemma4", "model.embed_tokens_per_layer.weight"),
+        ("gemma4-values", "model.layers.2.self_attn.v_proj.weight"),
+        ("gemma4-experts", "model.layers.1.router.per_expert_scale"),
+        ("gemma4-experts", "model.layers.1.router.scale"),
+        ("gemma4-experts", "model.layers.1.mlp.up_proj.weight"),
+        ("lfm2moe", "model.layers.2.feed_forward.expert_bias"),
+        ("lfm2", "model.embedding_norm.weight"),
+        ("lfm2", "model.layers.2.conv.conv.weight"),
+        ("lfm2", "model.layers.3.self_attn.k_layernorm.weight"),
     ],
 )
 def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_path: Path) -> None:
-    written(config_of(name), tmp_path, {"*o_proj": "mxfp4-wo", "*": "skip"})
+    written(config_of(name), tmp_path, {"*q_proj": "int8", "*": "skip"})
     files = Own(tmp_path / "q")
     names = [each for each in files.names() if each != lost]
     assert len(names) < len(files.names())
@@ -206,12 +223,27 @@ def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_pa
         ("gpt-oss", "model.layers.0.self_attn.sinks.bias"),
         ("mixtral", "model.layers.0.mlp.experts.down_proj_bias"),
         ("mixtral", "model.layers.0.block_sparse_moe.experts.4.w1.weight"),
+        ("glm4moe", "model.layers.0.mlp.experts.0.gate_proj.weight"),
+        ("glm4moe", "model.layers.0.mlp.experts.gate_up_proj"),
+        ("glm4moe", "model.layers.1.mlp.gate_proj.weight"),
+        ("glm4moe", "model.layers.1.mlp.experts.0.gate.weight"),
+        ("lfm2", "model.layers.4.ffn_norm.weight"),
+        ("gemma4-values", "model.layers.1.self_attn.v_proj.weight"),
+        ("gemma4-values", "model.layers.1.router.scale"),
+        ("gemma4-values", "model.layers.1.experts.gate_up_proj"),
+        ("gemma4-values", "model.embed_tokens_per_layer.weight"),
+        ("gemma4-values", "model.layers.1.per_layer_input_gate.weight"),
+        ("lfm2moe", "model.layers.0.feed_forward.experts.0.w1.weight"),
+        ("lfm2moe", "model.layers.0.self_attn.q_proj.weight"),
+        ("lfm2", "model.layers.1.conv.conv.weight"),
+        ("lfm2", "model.layers.0.conv.conv.bias"),
+        ("lfm2", "model.norm.weight"),
     ],
 )
 def test_what_files_have_no_place_for(name: str, more: str, tmp_path: Path) -> None:
-    written(config_of(name), tmp_path, {"*o_proj": "mxfp4-wo", "*": "skip"})
+    written(config_of(name), tmp_path, {"*q_proj": "int8", "*": "skip"})
     files = Own(tmp_path / "q")
-    with pytest.raises(ArgumentError, match="no place for"):
+    with pytest.raises(ArgumentError, match=f"no place for {more}"):
         Writer([*files.names(), more], files.tied, dict(files.others({})))
 
 

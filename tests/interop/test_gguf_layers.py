@@ -218,64 +218,6 @@ def test_the_correction_of_scores_stays_in_float32(name: str, tmp_path: Path) ->
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "lost"),
-    [
-        ("glm4moe", CORRECTION["glm4moe"]),
-        ("glm4moe", "model.layers.0.mlp.gate_proj.weight"),
-        ("glm4moe", "model.layers.1.mlp.shared_experts.down_proj.weight"),
-        ("glm4moe-groups", "model.layers.1.self_attn.q_norm.weight"),
-        ("glm4moe-groups", "model.layers.0.self_attn.k_norm.weight"),
-        ("gemma4", "model.layers.1.layer_scalar"),
-        ("gemma4", "model.layers.1.self_attn.v_proj.weight"),
-        ("gemma4", "model.layers.3.per_layer_projection.weight"),
-        ("gemma4", "model.embed_tokens_per_layer.weight"),
-        ("gemma4-values", "model.layers.2.self_attn.v_proj.weight"),
-        ("gemma4-experts", "model.layers.1.router.per_expert_scale"),
-        ("gemma4-experts", "model.layers.1.router.scale"),
-        ("gemma4-experts", "model.layers.1.mlp.up_proj.weight"),
-        ("lfm2moe", CORRECTION["lfm2moe"]),
-        ("lfm2", "model.embedding_norm.weight"),
-        ("lfm2", "model.layers.2.conv.conv.weight"),
-        ("lfm2", "model.layers.3.self_attn.k_layernorm.weight"),
-    ],
-)
-def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_path: Path) -> None:
-    written(config_of(name), tmp_path, RECIPE)
-    files = Own(tmp_path / "q")
-    names = [each for each in files.names() if each != lost]
-    assert len(names) < len(files.names())
-    with pytest.raises(ArgumentError, match="lacks what would be"):
-        Writer(names, files.tied, dict(files.others({})))
-
-
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("glm4moe", "model.layers.0.mlp.experts.0.gate_proj.weight"),
-        ("glm4moe", "model.layers.0.mlp.experts.gate_up_proj"),
-        ("glm4moe", "model.layers.1.mlp.gate_proj.weight"),
-        ("glm4moe", "model.layers.1.mlp.experts.0.gate.weight"),
-        ("lfm2", "model.layers.4.ffn_norm.weight"),
-        ("gemma4-values", "model.layers.1.self_attn.v_proj.weight"),
-        ("gemma4-values", "model.layers.1.router.scale"),
-        ("gemma4-values", "model.layers.1.experts.gate_up_proj"),
-        ("gemma4-values", "model.embed_tokens_per_layer.weight"),
-        ("gemma4-values", "model.layers.1.per_layer_input_gate.weight"),
-        ("lfm2moe", "model.layers.0.feed_forward.experts.0.w1.weight"),
-        ("lfm2moe", "model.layers.0.self_attn.q_proj.weight"),
-        ("lfm2", "model.layers.1.conv.conv.weight"),
-        ("lfm2", "model.layers.0.conv.conv.bias"),
-        ("lfm2", "model.norm.weight"),
-    ],
-)
-def test_what_files_have_no_place_for(name: str, more: str, tmp_path: Path) -> None:
-    written(config_of(name), tmp_path, RECIPE)
-    files = Own(tmp_path / "q")
-    with pytest.raises(ArgumentError, match=f"no place for {more}"):
-        Writer([*files.names(), more], files.tied, dict(files.others({})))
-
-
 def test_layers_that_predict_more_are_not_written(tmp_path: Path) -> None:
     written(config_of("glm4moe"), tmp_path, {"*q_proj": "nvfp4-wo", "*": "skip"})
     source = edited(tmp_path / "q", tmp_path / "p", num_hidden_layers=2, num_nextn_predict_layers=1)

@@ -173,6 +173,7 @@ def _is_true(
     the last. They get something else if a block writes to a list or an object that it is given, or if it or a hook
     keeps something: that of the last batch is still there when the first runs again, without blocks."""
     true = True
+    given = {at: store.get(GIVEN, at) for at in sorted({0, len(batches) - 1})}
     outputs: dict[int, Tensors] = {}  # by batch, of the block that ran last
 
     def really(name: str, at: int) -> Callable[..., Any]:
@@ -180,7 +181,7 @@ def _is_true(
 
         def run(*args: Any, **kwargs: Any) -> Any:
             nonlocal true
-            told = filled(record.calls[at][name], store.get(GIVEN, at), outputs.get(at, {}))
+            told = filled(record.calls[at][name], given[at], outputs.get(at, {}))
             true = true and _alike(told, Call(args, kwargs))
             with place.inside(name):
                 output = forward(*args, **kwargs)
@@ -195,7 +196,7 @@ def _is_true(
         return lambda *args, **kwargs: shape.filled(outputs[at] if name == record.order[-1] else {})
 
     def seen(instead: Callable[[str, int], Callable[..., Any]]) -> Iterator[list[Any]]:
-        for at in sorted({0, len(batches) - 1}):
+        for at in given:
             blocks = {name: instead(name, at) for name in record.order}
             with replaced(model, blocks), Watch.of(model, outside, Rows) as watch, checked(model, place):
                 run_fresh(model, batches[at])

@@ -17,7 +17,7 @@ from bitport.interop.gguf import gemma4
 from bitport.interop.gguf.architectures import ARCHITECTURES, Architecture
 from bitport.interop.gguf.config import EPSILONS, KEYS, TOKENS, Settings
 from bitport.interop.gguf.header import shortest
-from bitport.interop.gguf.normal import MOST, normal, real
+from bitport.interop.gguf.normal import HYBRID, MOST, normal, real
 from bitport.interop.gguf.special import EVERY, INNER, SCALES, SECTIONS, llama3_factors
 
 ALIKE = {"mistral": "llama"}
@@ -175,7 +175,7 @@ def _convolving(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 OWN: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]] = {
-    **dict.fromkeys(("qwen35", "qwen35moe"), _hybrid),
+    **dict.fromkeys(HYBRID, _hybrid),
     **dict.fromkeys(("lfm2", "lfm2moe"), _convolving),
     "gemma4": gemma4.settings_of,
 }
