@@ -89,10 +89,10 @@ class Settings:
             )
         return value
 
-    def whole(self, key: str, default: Any = ..., most: int = 1 << 24) -> Any:
+    def whole(self, key: str, default: Any = ..., most: int = 1 << 24, least: int = 1) -> Any:
         value = self.get(key, (int,), default)
-        if value is not default and not 0 < value <= most:
-            raise CheckpointError(f"{self.architecture}.{key} is {value}, and must be 1 to {most}")
+        if value is not default and not least <= value <= most:
+            raise CheckpointError(f"{self.architecture}.{key} is {value}, and must be {least} to {most}")
         return value
 
     def each(self, key: str, layers: int, default: Any = ...) -> Any:

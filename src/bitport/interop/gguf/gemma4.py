@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.gguf.config import KEYS, Settings
-from bitport.interop.gguf.special import from_zero, windows
+from bitport.interop.gguf.special import windows
 
 HEADS, SIZE, PATTERN = "num_key_value_heads", "intermediate_size", "attention.sliding_window_pattern"
 NEAR = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
@@ -31,7 +31,7 @@ def special(settings: Settings, config: dict[str, Any]) -> None:
     layers = config["num_hidden_layers"]
     config["layer_types"] = windows(settings, layers, every=6)
     full = [kind == "full_attention" for kind in config["layer_types"]]
-    shared = from_zero(settings, KEYS["num_kv_shared_layers"], layers)
+    shared = settings.whole(KEYS["num_kv_shared_layers"], 0, layers, least=0)
     if not full[-1] or (shared and full[layers - shared - 2 : layers - shared] != [False, True]):
         raise CheckpointError(
             f"{settings.architecture} with the types {short(config['layer_types'])}, of which {shared} have no keys, "
@@ -53,7 +53,7 @@ def special(settings: Settings, config: dict[str, Any]) -> None:
     config |= {"num_kv_shared_layers": shared, "enable_moe_block": KEYS["num_experts"] in settings}
     if config["enable_moe_block"]:
         config |= {key: settings.whole(KEYS[key]) for key in EXPERTS}
-    config["hidden_size_per_layer_input"] = from_zero(settings, KEYS["hidden_size_per_layer_input"], 1 << 24)
+    config["hidden_size_per_layer_input"] = settings.whole(KEYS["hidden_size_per_layer_input"], 0, least=0)
     config["sliding_window"] = settings.whole(KEYS["sliding_window"])
     config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], 30.0)
     config["rope_parameters"] = _ropes(settings, config["rope_parameters"])

@@ -162,7 +162,7 @@ def glm4moe(settings: Settings, config: dict[str, Any]) -> None:
     turned(settings, config)
     config |= {key: settings.whole(KEYS[key]) for key in GLM_EXPERTS[:4]}
     config |= {key: settings.whole(KEYS[key], 1) for key in ("n_group", "topk_group")}
-    config["first_k_dense_replace"] = from_zero(settings, DENSE, MOST_LAYERS)
+    config["first_k_dense_replace"] = settings.whole(DENSE, 0, MOST_LAYERS, least=0)
     config["routed_scaling_factor"] = settings.real(KEYS["routed_scaling_factor"], 1.0)
     config["norm_topk_prob"] = settings.get(KEYS["norm_topk_prob"], (bool,), False)
     config["num_nextn_predict_layers"] = 0
@@ -177,7 +177,7 @@ def lfm2moe(settings: Settings, config: dict[str, Any]) -> None:
     """llama.cpp normalizes the weights of the selected experts, and does not scale them."""
     _convolving(settings, config)
     config |= {key: settings.whole(KEYS[key]) for key in LFM2_EXPERTS[:3]}
-    config["num_dense_layers"] = from_zero(settings, DENSE, MOST_LAYERS)
+    config["num_dense_layers"] = settings.whole(DENSE, 0, MOST_LAYERS, least=0)
     config |= {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 
 
@@ -261,13 +261,6 @@ def gemma3(settings: Settings, config: dict[str, Any]) -> None:
     near = {"rope_type": "default", "rope_theta": settings.real("rope.freq_base_swa", 10000.0)}
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
     config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], None)
-
-
-def from_zero(settings: Settings, key: str, most: int) -> int:
-    count: int = settings.get(key, (int,), 0)
-    if not 0 <= count <= most:
-        raise CheckpointError(f"{settings.architecture}.{key} is {count}, and must be 0 to {most}")
-    return count
 
 
 def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
