@@ -124,6 +124,11 @@ def _add(name: str, module: Any) -> None:
         _tune[name] = module.tune
 
 
+def module_of(registered: Any) -> str:
+    """Return the module that defined a function, a part of one, or a class: it tells packages apart."""
+    return str(getattr(registered, "func", registered).__module__)
+
+
 def describe() -> dict[str, list[str]]:
     """What each loaded backend reports about itself for ``bitport doctor``, from its function ``describe``."""
     return {name: _described(name) for name in load() if name in _describe}

@@ -136,7 +136,7 @@ def test_a_name_is_taken_by_one_class() -> None:
     class Other(PlainInt32):
         name = "plain"
 
-    with pytest.raises(LayoutError, match="'plain' exists already; choose another name"):
+    with pytest.raises(LayoutError, match=r"'plain' exists already, of bitport\.layouts\.plain; choose another name"):
         register_layout(Other())
     register_layout(Plain())  # a module imported twice registers twice
     assert type(LAYOUTS["plain"]) is Plain

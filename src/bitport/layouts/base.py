@@ -88,8 +88,9 @@ def register_layout(layout: Layout) -> None:
         raise LayoutError(
             f"layout {layout.name!r}: devices are types, as {numbered[0].partition(':')[0]!r}, not {numbered[0]!r}"
         )
-    if layout.name in LAYOUTS and type(LAYOUTS[layout.name]) is not type(layout):
-        raise LayoutError(f"layout {layout.name!r} exists already; choose another name")
+    if layout.name in LAYOUTS and (first := type(LAYOUTS[layout.name])) is not type(layout):
+        there = plugins.module_of(first)
+        raise LayoutError(f"layout {layout.name!r} exists already, of {there}; choose another name")
     LAYOUTS[layout.name] = layout
 
 

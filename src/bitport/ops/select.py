@@ -67,8 +67,12 @@ def register_kernel(impl: Impl) -> None:
     if impl.op not in {*OPS, STEP}:
         raise KernelError(f"kernel {impl.name!r} is for {impl.op!r}, and there is no such op: {', '.join(OPS)}")
     known = IMPLS.setdefault((impl.op, impl.device), [])
-    if impl.name == GENERIC or any(other.name == impl.name for other in known):
-        raise KernelError(f"{impl.op} on {impl.device} has a kernel named {impl.name!r} already; choose another name")
+    first = next((other for other in known if other.name == impl.name), None)
+    if first or impl.name == GENERIC:
+        there = f"of {plugins.module_of(first.run)}" if first else "in plain PyTorch"
+        raise KernelError(
+            f"{impl.op} on {impl.device} has a kernel named {impl.name!r} already, {there}; choose another name"
+        )
     known.append(impl)
     known.sort(key=lambda other: -other.priority)
     changed()
