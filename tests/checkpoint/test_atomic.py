@@ -15,11 +15,14 @@ import torch
 from torch import nn
 
 import bitport as bp
-from bitport.checkpoint import read_manifest
-from bitport.checkpoint.manifest import INDEX
+from bitport.checkpoint import read_manifest, writer
+from bitport.checkpoint.manifest import INDEX, NAME
+from bitport.checkpoint.output import FOLDER
+from bitport.interop import convert
 from tests.scripts import printed
 
 from .models import long_ago
+from .test_convert import Llama, write
 
 KILLED = """
 import builtins, json, os, sys, torch
@@ -86,8 +89,8 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
 def test_what_a_killed_save_left(tmp_path: Path) -> None:
     """A later save removes its files once no writer can still be using them."""
     bp.save(nn.Linear(2, 2), tmp_path)
-    writer = bp.checkpoint.Writer(tmp_path)
-    writer.add("never finished", torch.ones(5))
+    unfinished = bp.checkpoint.Writer(tmp_path)
+    unfinished.add("never finished", torch.ones(5))
     (begun,) = {path.name for path in tmp_path.glob("model-*")} - set(read_manifest(tmp_path).shards)
     for left in ({begun}, set()):
         bp.save(nn.Linear(2, 2), tmp_path, overwrite=True)
@@ -95,4 +98,43 @@ def test_what_a_killed_save_left(tmp_path: Path) -> None:
         assert {path.name for path in tmp_path.iterdir()} == named | left
         if left:
             long_ago(tmp_path / begun)
-    writer.abandon()
+    unfinished.abandon()
+
+
+@pytest.mark.parametrize("how", ["save", "quantize_files", "convert"])
+def test_folders_survive_a_power_failure_too(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was moved is there after it only if its folder, and those that name it, were written to disk since;
+    all before the file that makes a checkpoint of them."""
+    source, out = tmp_path / "hf", tmp_path / "out"
+    write(Llama(), source)
+    (source / "a" / "b").mkdir(parents=True)
+    (source / "a" / "b" / "chat_template.jinja").write_text("{{ messages }}")
+    if how == "convert":
+        bp.checkpoint.quantize_files(source, tmp_path / "int4", {"*.q_proj": "int4-g32", "*": "skip"}, progress=False)
+    unwritten: set[str] = set()
+    last: list[tuple[str, set[str]]] = []
+    replace, sync = os.replace, writer.sync_directory
+
+    def replaced(file: Path, target: Path) -> None:
+        last.append((target.name, set(unwritten)))
+        replace(file, target)
+        folders = [folder for folder in target.relative_to(tmp_path).parents if folder.name]
+        unwritten.update(str(folder) for folder in folders if FOLDER not in folder.parts)
+
+    def synced(folder: Path) -> None:
+        sync(folder)
+        unwritten.discard(str(folder.relative_to(tmp_path)))
+
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(writer, "sync_directory", synced)
+    if how == "save":
+        with writer.Writer(out) as files:
+            files.add("weight", torch.zeros(2, 2))
+            files.carry("a/b/chat_template.jinja", "{{ messages }}")
+    elif how == "quantize_files":
+        bp.checkpoint.quantize_files(source, out, "int4-g32", progress=False)
+    else:
+        convert(tmp_path / "int4", out, to="compressed-tensors")
+    assert (out / "a" / "b" / "chat_template.jinja").is_file()
+    assert last[-1] == ("config.json" if how == "convert" else NAME, set())
+    assert not unwritten

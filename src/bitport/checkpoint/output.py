@@ -32,7 +32,7 @@ from bitport.checkpoint.dtypes import to_bytes
 from bitport.checkpoint.manifest import FOLDER, NAME, Manifest
 from bitport.checkpoint.parse import parse_manifest, read_manifest
 from bitport.checkpoint.source import Source
-from bitport.checkpoint.writer import Writer, sync_directory, write_new
+from bitport.checkpoint.writer import Writer, move, sync_directory, write_new
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.report import LayerReport
 from bitport.report.versions import library_version
@@ -131,11 +131,7 @@ class Output:
         with _resumable(self.directory), locked(self.directory):
             replaced = manifest_text(self.directory)
             for path in sorted(files, key=lambda path: path == self.staged / NAME):
-                target = self.directory / path.relative_to(self.staged)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                sync_directory(self.directory)
-                os.replace(path, target)
-            sync_directory(self.directory)
+                move(path, self.directory, path.relative_to(self.staged))
             clear(self.directory, read_manifest(self.directory).shards, replaced)
             shutil.rmtree(self.folder)
 

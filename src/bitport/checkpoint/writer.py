@@ -107,7 +107,7 @@ class Writer:
         """Add the file ``relative`` to the directory, from a file or a text ``content``. It appears together with the
         checkpoint."""
         staged = self._staged(len(self.carried))
-        self.carried[staged] = self.directory / relative
+        self.carried[staged] = Path(relative)
         with self._reported():
             if isinstance(content, Path):
                 shutil.copyfile(content, staged)
@@ -130,13 +130,11 @@ class Writer:
                 for name, size in self.shards.items():
                     if os.path.getsize(self.directory / name) != size:
                         raise OSError(f"{name} was changed by another process in the meantime")
-                for copy, path in self.carried.items():
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(copy, path)
+                for copy, relative in self.carried.items():
+                    move(copy, self.directory, relative)
                 sync_directory(self.directory)
                 replaced = manifest_text(self.directory)
-                os.replace(staged, self.directory / NAME)
-                sync_directory(self.directory)
+                move(staged, self.directory, Path(NAME))
                 clear(self.directory, self.shards, replaced)
         return self.manifest
 
@@ -220,6 +218,14 @@ def write_new(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def move(file: Path, directory: Path, relative: Path) -> None:
+    """Move ``file`` to the path ``relative`` in ``directory``, where it survives a power failure from then on."""
+    (directory / relative).parent.mkdir(parents=True, exist_ok=True)
+    os.replace(file, directory / relative)
+    for folder in relative.parents:
+        sync_directory(directory / folder)
 
 
 def sync_directory(directory: Path) -> None:

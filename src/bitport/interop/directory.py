@@ -7,7 +7,6 @@ the folder ``unfinished``. config.json is moved last: without it the directory i
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -21,7 +20,7 @@ from bitport.checkpoint.quantized_by import QUANTIZATION_FILES
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes, metadata_entry
 from bitport.checkpoint.side_files import COMPONENT
 from bitport.checkpoint.source import INDEX, INDEXES
-from bitport.checkpoint.writer import sync_directory, write_new
+from bitport.checkpoint.writer import move, write_new
 from bitport.errors import ArgumentError, CheckpointError
 
 SHARD = re.compile(r"(diffusion_pytorch_)?model(-\d{5,}-of-\d{5,})?\.safetensors")
@@ -101,11 +100,9 @@ class Directory:
             if SHARD.fullmatch(path.name) or path.name in (*INDEXES, "config.json", *QUANTIZATION_FILES):
                 path.unlink()
         for at, name in enumerate(names):
-            os.replace(self.folder / f"{at + 1}", self.directory / name)
+            move(self.folder / f"{at + 1}", self.directory, Path(name))
         for path in sorted(texts, key=lambda path: path == Path("config.json")):
-            (self.directory / path).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self.folder / "files" / path, self.directory / path)
-        sync_directory(self.directory)
+            move(self.folder / "files" / path, self.directory, path)
 
     def _end_shard(self) -> None:
         if self.current is not None:
