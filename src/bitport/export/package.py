@@ -75,9 +75,9 @@ def package(
         json.dumps(dict(meta or {}))
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"meta is a dictionary of what JSON can hold, numbers and texts: {error}") from None
-    check_compiler()
     for name, method in chosen.items():
         signature.check(name, method)
+    check_compiler()
     chosen = {name: dense(method) for name, method in chosen.items()}
     manifest: dict[str, Any] = {
         "format": FORMAT,
