@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
 
-from bitport.backends.cuda import capability, few_rows, many_rows
+from bitport.backends.cuda import capability, compiled, few_rows, many_rows
 from bitport.backends.triton import configs, kernels
 from bitport.numerics import ACTIVATIONS
 from bitport.ops import IMPLS, Impl, Weight, decide, register_kernel
@@ -111,6 +111,7 @@ def test_chosen_where_cuda_compiles(
     be(monkeypatch, chip)
     for its in (few_rows, many_rows):
         monkeypatch.setattr(its, "missing", lambda: None)
+    monkeypatch.setattr(compiled, "_architectures", lambda: (80, 90, 100))
     monkeypatch.setattr(capability, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(capability, "shared_memory", lambda device: 163 << 10)
     op, args = arguments(scheme, rows)

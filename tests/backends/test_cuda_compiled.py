@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,19 @@ class Nvrtc:
     def __init__(self) -> None:
         self.made: list[tuple[str, list[str]]] = []
         self.version, self.log, self.fails = (13, 0), b"line 1: what is this?\0", False
+        self.architectures = [75, 80, 86, 87, 89, 90, 100, 101, 120]
         self.nvrtcGetErrorString: Any = lambda status: b"NVRTC_ERROR_COMPILATION"
 
     def nvrtcVersion(self, major: Any, minor: Any) -> int:
         major._obj.value, minor._obj.value = self.version
+        return 0
+
+    def nvrtcGetNumSupportedArchs(self, count: Any) -> int:
+        count._obj.value = len(self.architectures)
+        return 0
+
+    def nvrtcGetSupportedArchs(self, to: Any) -> int:
+        to[:] = self.architectures
         return 0
 
     def nvrtcCreateProgram(self, program: Any, source: bytes, *rest: Any) -> int:
@@ -60,11 +70,13 @@ class Nvrtc:
 
 
 @pytest.fixture
-def nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Nvrtc:
+def nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Nvrtc]:
     made = Nvrtc()
     monkeypatch.setattr(compiled, "_libraries", lambda: (None, made))
     monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
-    return made
+    compiled._architectures.cache_clear()
+    yield made
+    compiled._architectures.cache_clear()
 
 
 def test_compiled_once_for_all_that_it_depends_on(nvrtc: Nvrtc, tmp_path: Path) -> None:
@@ -77,6 +89,20 @@ def test_compiled_once_for_all_that_it_depends_on(nvrtc: Nvrtc, tmp_path: Path) 
     nvrtc.version = (13, 1)
     assert compiled.binary(SOURCE, "90a") != first
     assert len(nvrtc.made) == len(list(tmp_path.glob("cuda/*.cubin"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("chip", "compiled_for"),
+    [
+        *(((8, 0), "80"), ((8, 6), "86"), ((8, 7), "87"), ((10, 0), "100"), ((12, 0), "120")),
+        *(((12, 1), "120"), ((10, 3), "100")),
+        *(((11, 0), None), ((13, 0), None)),
+    ],
+)
+def test_what_code_is_made_for_a_chip(nvrtc: Nvrtc, chip: tuple[int, int], compiled_for: str | None) -> None:
+    """A chip runs code for the first of its generation. So does PyTorch for CUDA 12.8 on GB10 (sm121) and B300 (sm103),
+    which its NVRTC does not know; sm101 is the first of no generation, and no other chip runs its code."""
+    assert compiled.architecture(*chip) == compiled_for
 
 
 @pytest.mark.parametrize("keep", [0, 20, 40, -1], ids=["empty", "in the checksum", "in the code", "one byte less"])

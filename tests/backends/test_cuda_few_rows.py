@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bitport.backends.cuda import capability, few_rows
+from bitport.backends.cuda import capability, compiled, few_rows
 from bitport.backends.cuda.few_rows import DEEP, MIDDLE, NARROW, WIDE, Form, Size, size_of, source
 from bitport.ops import Sample, Weight
 from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device, in_stream
@@ -288,6 +288,31 @@ def test_other_chips(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sm80" in str(refuses(*given))
     monkeypatch.setattr(capability, "of", lambda device: capability.ROCM)
     assert "ROCm" in str(refuses(*given))
+
+
+@pytest.mark.parametrize(
+    ("chip", "known", "made"), [((12, 1), (100, 120), "120"), ((12, 1), (100, 121), "121"), ((9, 0), (), "90a")]
+)
+def test_chips_newer_than_the_compiler(
+    chip: tuple[int, int], known: tuple[int, ...], made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch for CUDA 12.8 computes on sm121, but its NVRTC knows only sm120."""
+    of_memory(99 << 10, monkeypatch)
+    monkeypatch.setattr(capability, "of", lambda device: chip)
+    monkeypatch.setattr(compiled, "_architectures", lambda: known)
+    targets = []
+    monkeypatch.setattr(compiled, "binary", lambda text, architecture: targets.append(architecture))
+    monkeypatch.setattr(few_rows, "Function", lambda *given: None)
+    assert refuses(*arguments("int4")) is None
+    few_rows._function.__wrapped__(NARROW, Form(4, 0, 128, BF16, True), torch.device("cuda", 0))
+    assert targets == [made]
+
+
+def test_chips_that_the_compiler_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_memory(MEMORY, monkeypatch)
+    monkeypatch.setattr(capability, "of", lambda device: (11, 0))
+    monkeypatch.setattr(compiled, "_architectures", lambda: (100, 101, 120))
+    assert "compiles nothing for cpu, which is sm110" in str(refuses(*arguments("int4")))
 
 
 @pytest.mark.parametrize("chip", [HOPPER, AMPERE, ADA], ids=["hopper", "ampere", "ada"])

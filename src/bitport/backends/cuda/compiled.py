@@ -142,6 +142,22 @@ def _bytes(program: ctypes.c_void_p, what: str) -> bytes:
     return content.raw
 
 
+def architecture(major: int, minor: int) -> str | None:
+    """Return what to compile for to run on sm{major}{minor}: that itself or, where NVRTC is older than the chip, the
+    first of its generation, whose code all later ones run. None if NVRTC knows neither."""
+    known = _architectures()
+    return next((str(each) for each in (10 * major + minor, 10 * major) if each in known), None)
+
+
+@functools.cache
+def _architectures() -> tuple[int, ...]:
+    count = ctypes.c_int()
+    _nvrtc("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+    known = (ctypes.c_int * count.value)()
+    _nvrtc("nvrtcGetSupportedArchs", known)
+    return tuple(known)
+
+
 def _version() -> tuple[int, int]:
     major, minor = ctypes.c_int(), ctypes.c_int()
     _nvrtc("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))

@@ -121,7 +121,19 @@ def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
     m = x.numel() // weight.k
     if m > MOST_ROWS:
         return f"it multiplies 1 to {MOST_ROWS} rows; x has {m}"
-    return capability.below(x.device, 8, 0) or missing() or _too_large(x, weight)
+    return capability.below(x.device, 8, 0) or missing() or _too_new(x.device) or _too_large(x, weight)
+
+
+def _too_new(device: torch.device) -> str | None:
+    if _architecture(device) is None:
+        major, minor = capability.of(device)
+        return f"CUDA {torch.version.cuda}, PyTorch's, compiles nothing for {device}, which is sm{major}{minor}"
+    return None
+
+
+def _architecture(device: torch.device) -> str | None:
+    found = capability.of(device)
+    return "90a" if found == (9, 0) else compiled.architecture(*found)
 
 
 def _too_large(x: Tensor, weight: Weight) -> str | None:
@@ -242,8 +254,8 @@ def waited_for(*parts: Tensor | None) -> None:
 
 @functools.cache
 def _function(size: Size, form: Form, device: torch.device) -> Function:
-    major, minor = capability.of(device)
-    architecture = "90a" if (major, minor) == (9, 0) else f"{major}{minor}"
+    architecture = _architecture(device)
+    assert architecture is not None, "it was asked before"
     return Function(compiled.binary(source(size, form), architecture), "few_rows", capability.shared_memory(device))
 
 
