@@ -197,11 +197,12 @@ def test_a_layer_of_few_inputs(k: int) -> None:
         assert shortfall(sample, OPS["dyn_linear"].overload(*sample.args)) <= 0
 
 
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("n", [1, 7, 17])
 @pytest.mark.usefixtures("emulated")
-def test_rows_that_fill_no_tile(n: int) -> None:
-    """N is padded in the tile-packed layout, and the result cut back."""
-    for sample in products("int4", BF16, "tile_packed_8", n=n, k=128):
+def test_rows_that_fill_no_tile(n: int, with_bias: bool) -> None:
+    """N is padded in the tile-packed layout, and the result cut back, without the gaps that this leaves."""
+    for sample in products("int4", BF16, "tile_packed_8", n=n, k=128, with_bias=with_bias):
         if sample.name != "int4-empty":
             assert shortfall(sample, cuda_int4pack_mm.run(*sample.args)) <= 10 * math.log10(2), sample.name
 

@@ -26,7 +26,8 @@ def refuses(*args: Any) -> str | None:
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     n, group = rest[3], rest[6]
-    return finish(torch._weight_int4pack_mm(rows(x), data, group, scale)[:, :n], x, rest[-1])
+    y = torch._weight_int4pack_mm(rows(x), data, group, scale)[:, :n].contiguous()
+    return finish(y, x, rest[-1])
 
 
 def as_is_refuses(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor) -> str | None:
