@@ -30,14 +30,15 @@ if DEVICE.type == "cpu":
 
 def values(dtype: torch.dtype, k: int) -> Tensor:
     """Rows: ordinary, all zero, tiny, huge, halfway between neighbours, with zeros of both signs, of one sign only,
-    with a NaN, with an infinity."""
-    x = torch.randn(9, k)
+    with a NaN, with an infinity, zeros but for a NaN."""
+    x = torch.randn(10, k)
     x[1], x[2], x[3] = 0, x[2] * 1e-7, x[3] * 3e4
     x[4] = torch.arange(k) % 25 / 4 - 3
     x[5, ::2] = -0.0
     x[6] = x[6].abs() + 1
+    x[9] = 0
     x = x.to(dtype)
-    x[7, 3], x[8, k // 2] = float("nan"), -float("inf")
+    x[7, 3], x[8, k // 2], x[9, 1] = float("nan"), -float("inf"), float("nan")
     return x
 
 

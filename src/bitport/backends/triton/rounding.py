@@ -126,7 +126,7 @@ def by_row(
             scale = defined(tl.minimum(tl.maximum(raw, tiny()), highest), amax_of_row, bad)
             zero = divided(-least, scale)
             zero = whole(tl.where(zero == zero, tl.minimum(tl.maximum(zero, 0.0), 255.0), 0.0))
-            zero = tl.where(amax_of_row == 0, 128.0, zero)
+            zero = tl.where((amax_of_row == 0) & (bad == 0), 128.0, zero)
             if zeros is not None:
                 tl.store(zeros + row, zero.to(tl.uint8))
         else:
