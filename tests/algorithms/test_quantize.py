@@ -182,6 +182,40 @@ def test_layers_that_give_nothing_lose_nothing(how: str) -> None:
         assert "its input is multiplied" not in layer.note
 
 
+class Counted(nn.Module):
+    """Layers that count how often they run; with ``again``, a second list holds some of them too."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.calls = 0
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        for layer in self.layers:
+            layer.register_forward_pre_hook(self.count)
+        if again:
+            self.again = nn.Sequential(*self.layers[1:])
+
+    def count(self, *_: object) -> None:
+        self.calls += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("algorithm", ["gptq", "awq"])
+def test_a_layer_in_two_lists_is_one(algorithm: str) -> None:
+    twice, once = Counted(again=True), Counted(again=False)
+    once.layers.load_state_dict(twice.layers.state_dict())
+    for each in (once, twice):
+        batches = [torch.randn(40, 64, generator=torch.Generator().manual_seed(at)) for at in range(2)]
+        bitport.quantize_(each, "int3", algorithm=algorithm, calibrate=batches)
+    for name, wanted in once.state_dict().items():
+        assert torch.equal(twice.state_dict()[name], wanted)
+    assert twice.again[0].up.weight is twice.layers[1].up.weight
+    assert twice.calls == once.calls
+
+
 def test_settings_and_a_function_as_data(model: Model) -> None:
     """The same batches give the same bits as a list and as a function that runs the model."""
     first, second = copy.deepcopy(model), copy.deepcopy(model)

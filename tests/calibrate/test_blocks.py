@@ -384,6 +384,9 @@ def test_blocks_are_the_children_of_the_outermost_lists() -> None:
     assert blocks_of(model) == ["a.0", "a.1"]
     assert blocks_of(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))) == ["0", "1"]
     assert blocks_of(nn.Linear(2, 2)) == []
+    both = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    both["b"] = nn.Sequential(both["a"][1], nn.Linear(2, 2))
+    assert blocks_of(both) == ["a.0", "a.1", "b.1"]
 
 
 def test_only_what_is_wanted_is_measured() -> None:

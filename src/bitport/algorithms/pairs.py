@@ -294,8 +294,9 @@ def _precise(value: Tensor) -> Tensor:
 
 
 def shared_parameters(model: nn.Module, block: str) -> set[str]:
-    """Names, relative to the block, of parameters that modules outside it hold too."""
-    every = model.named_parameters(remove_duplicate=False)
-    outside = {id(param) for name, param in every if not name.startswith(f"{block}.")}
-    own = model.get_submodule(block).named_parameters(remove_duplicate=False)
-    return {name for name, param in own if id(param) in outside}
+    """Names, relative to the block, of parameters that modules outside it hold too. Another name of the block itself is
+    not outside."""
+    own = model.get_submodule(block)
+    others = model.named_modules(memo={own})  # all that is reached without passing through the block
+    outside = {id(param) for _, module in others for param in module.parameters(recurse=False)}
+    return {name for name, param in own.named_parameters(remove_duplicate=False) if id(param) in outside}

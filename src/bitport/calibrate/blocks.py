@@ -72,11 +72,11 @@ class Walk:
         self.owner = {target.name: at % self.processes.world for at, target in enumerate(targets)}
         every = blocks_of(model)
         own = [name for name in every if any(_inside(target, name) for target in targets)]
-        outside = [each for each in targets if not any(_inside(each, name) for name in every)]
+        outside = _outside(model, targets, every)
         with in_use(model):
             self.record = recorded(model, every, own, outside, self.batches, store, place)
         self.targets = {name: [each for each in targets if _inside(each, name)] for name in self.order}
-        self.rest = [each for each in targets if not any(_inside(each, name) for name in self.order)]
+        self.rest = _outside(model, targets, self.order)
 
     @property
     def order(self) -> list[str]:
@@ -272,16 +272,25 @@ def _used(record: Record, batch: int, at: int, leaves: list[Any]) -> dict[int, T
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    found: list[str] = []
+    """The names of the blocks; one that is in several lists is named once."""
+    found: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
-        inside = any(f"{name}.".startswith(f"{block}.") for block in found)
+        inside = any(f"{name}.".startswith(f"{block}.") for block in found.values())
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and not inside:
-            found += [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
-    return found
+            for child, block in module.named_children():
+                found.setdefault(block, f"{name}.{child}".lstrip("."))
+    return [*found.values()]
 
 
 def _inside(target: Target, block: str) -> bool:
     return target.module == block or target.module.startswith(f"{block}.")
+
+
+def _outside(model: nn.Module, targets: Sequence[Target], blocks: Sequence[str]) -> list[Target]:
+    """Those of ``targets`` that lie in no block, under none of the names that a block has."""
+    every = {model.get_submodule(name) for name in blocks}
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module in every]
+    return [each for each in targets if not any(_inside(each, name) for name in names)]
 
 
 @contextlib.contextmanager
