@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 import bitport
 from bitport.algorithms import TRANSFORMS
+from bitport.errors import ArgumentError
 from bitport.numerics import sqnr
 
 from .families import batch_of, model_of, output
@@ -25,3 +28,27 @@ def test_what_is_not_quantized_computes_what_it_did(name: str, family: str) -> N
     assert len(report.quantized) == 2
     assert name in " ".join(row.note for row in report.quantized)
     assert sqnr(before, output(model, family)) > 30
+
+
+@pytest.mark.parametrize("cut", [slice(None), slice(8, None)], ids=["all", "a part"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_parameters_in_the_same_memory_are_refused(name: str, cut: slice) -> None:
+    """A change of one would be a change of the other, which nothing undoes."""
+    model = nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 32))
+    model[3].weight = nn.Parameter(model[1].weight.detach()[cut])
+    before = [param.clone() for param in model.parameters()]
+    with pytest.raises(ArgumentError, match=r"1.weight and 3.weight are two parameters in the same memory"):
+        bitport.quantize_(model, "int8-dyn", algorithm=name, calibrate=[torch.randn(4, 16)])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_parameters_side_by_side_in_one_storage_are_apart(name: str) -> None:
+    """Also those that lie in each other's gaps."""
+    model = nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 32))
+    memory = torch.randn(64, 16), torch.randn(32, 32)
+    model[1].weight, model[3].weight = map(nn.Parameter, memory[0].split(32))
+    model[2].weight = nn.Parameter(memory[1][::2])
+    model[0].weight = nn.Parameter(memory[1][1, :16])
+    report = bitport.quantize_(model, "int8-dyn", algorithm=name, calibrate=[torch.randn(4, 16)])
+    assert len(report.quantized) == 3

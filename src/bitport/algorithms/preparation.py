@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bitport.algorithms.algorithm import Algorithm
@@ -15,6 +16,7 @@ from bitport.algorithms.pairs import shared_parameters
 from bitport.calibrate.batches import no_autocast, run_fresh
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
+from bitport.errors import ArgumentError
 from bitport.schemes import Choice, Target
 from bitport.schemes.plan import static_inputs
 
@@ -36,6 +38,8 @@ class Preparation:
         self.model, self.by = model, by
         self.act_scales: dict[str, Tensor] = {}
         self.transforms: tuple[Transform, ...] = getattr(by, "transforms", ())
+        if self.transforms:
+            _check_apart(model, by.name)
         self.targets = {target.name: target for target in targets}
         self.choices = tuple(choices)
         self.schemes = {choice.name: choice.scheme for choice in self.choices if choice.scheme is not None}
@@ -99,3 +103,25 @@ class Preparation:
             self.by, value, target, self.schemes[name], inputs, act_scale, measure=measure, pre_scale=pre_scale
         )
         return dataclasses.replace(outcome, note="; ".join(filter(None, (*self.notes.get(name, ()), outcome.note))))
+
+
+def _check_apart(model: nn.Module, by: str) -> None:
+    """Raise ArgumentError if two parameters share memory: a transform that writes to one would change both. Of one with
+    gaps only the start is compared, since another may lie in the gaps."""
+    held = [
+        (name, param)
+        for name, param in model.named_parameters()
+        if type(param) is nn.Parameter and param.layout == torch.strided and param.numel() and not param.is_meta
+    ]
+    until: dict[torch.device, tuple[int, str]] = {}
+    for name, param in sorted(held, key=lambda each: each[1].data_ptr()):
+        start, last = param.data_ptr(), sum((n - 1) * step for n, step in zip(param.shape, param.stride(), strict=True))
+        end, other = until.get(param.device, (0, ""))
+        if start < end:
+            raise ArgumentError(
+                f"{other} and {name} are two parameters in the same memory, of which {by} would change both by "
+                f"changing one: assign one parameter to both modules, or give one memory of its own, "
+                f"param.data = param.data.clone()"
+            )
+        dense = (last + 1) * param.itemsize == param.nbytes
+        until[param.device] = (start + param.nbytes if dense else start + 1), name
