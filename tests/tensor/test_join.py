@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.tensor import _collective_utils
 
 from bitport.errors import ArgumentError
 from bitport.schemes import PRESETS, Scheme
@@ -90,12 +91,26 @@ def test_a_batch_is_not_joined_with_an_expanded_matrix(make: Make) -> None:
 @pytest.mark.parametrize("scheme", PRESETS)
 @pytest.mark.parametrize(("dim", "more"), [(0, 3), (1, 128)])
 def test_room_at_the_end(make: Make, scheme: str, dim: int, more: int) -> None:
-    """Padding keeps the numbers, and can be cut off again."""
+    """Padding by a collective keeps the numbers, and can be cut off again."""
     q = make(scheme, N, K)
-    larger = F.pad(q, (0, 0, 0, more) if dim == 0 else (0, more))
+    larger = _collective_utils.pad_tensor(q, dim, more)
     assert isinstance(larger, QTensor)
     assert larger.shape[dim] == q.shape[dim] + more
     assert torch.equal(larger.narrow(dim, 0, q.shape[dim]), q)
+
+
+@pytest.mark.parametrize("scheme", [*PRESETS, "int4-g32-sym", "int8-tensor", "int4-tensor"])
+@pytest.mark.parametrize(("dim", "size"), [(0, N), (0, N - 16), (1, K), (1, K - 16)])
+def test_what_anyone_else_pads_is_zero(make: Make, scheme: str, dim: int, size: int) -> None:
+    """Within the block of a scale, code 0 is zero for floats alone."""
+    q = quantize_tensor(torch.randn(*(size if at == dim else whole for at, whole in enumerate((N, K)))), scheme)
+    block = q.scheme.weight.block[dim]
+    pad = (0, 0, 0, 128) if dim == 0 else (0, 128)
+    if q.scheme.weight.number.kind == "float" or (block and size % block == 0):
+        assert torch.equal(F.pad(q, pad).dequantize(), F.pad(q.dequantize(), pad))
+    else:
+        with pytest.raises(ArgumentError, match=f"cannot be padded with zeros in dim {dim}"):
+            F.pad(q, pad)
 
 
 @pytest.mark.parametrize("pad", [(1, 0), (0, -1), (0, 32, 0, 1)])

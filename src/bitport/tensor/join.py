@@ -72,13 +72,20 @@ def _all_but(dim: int, q: QTensor) -> tuple[Any, ...]:
 
 @implements(aten.constant_pad_nd.default)
 def _pad(func: Any, q: QTensor, pad: Sequence[int], value: float = 0) -> QTensor:
-    """Zeros at the end of one dimension: padding for a collective, which is sliced off afterwards."""
+    """Zeros at the end of one dimension: padding for a collective, which is sliced off afterwards. For anyone else only
+    where code 0 is the number 0, or the codes have scales of their own, which are 0."""
     at = [index for index, size in enumerate(pad) if size]
     if value or len(at) > 1 or any(index % 2 == 0 or pad[index] < 0 for index in at):
         raise ArgumentError(f"a QTensor is padded only with zeros, at the end of one dimension, not by {list(pad)}")
     if not at:
         return q.replace()
     dim = q.dim() - 1 - at[0] // 2
+    apart = "scale" in cut_along(q, dim) and q.shape[dim] % unit(q, dim) == 0
+    if not apart and q.scheme.weight.number.kind != "float" and not _is_sharding():
+        raise ArgumentError(
+            f"{q!r} cannot be padded with zeros in dim {dim}, where what is added would share the last scale, by which "
+            f"code 0 is no zero{INSTEAD}"
+        )
     return padded(q, dim, q.shape[dim] + pad[at[0]])
 
 
@@ -115,14 +122,19 @@ def zeros_like_piece(q: QTensor, dim: int, size: int) -> QTensor:
 
 
 SHARDING = ("torch.distributed.fsdp._fully_shard._fsdp_param", "torch.distributed.tensor._collective_utils")
-"""The modules of FSDP2 and DTensor that allocate buffers for shards with new_zeros, and call no user code."""
+"""The modules of FSDP2 and DTensor that pad shards, and allocate buffers for them with new_zeros, and call no user
+code."""
+
+
+def _is_sharding() -> bool:
+    return any(frame.f_globals.get("__name__") in SHARDING for frame, _ in traceback.walk_stack(None))
 
 
 @implements(aten.new_zeros.default)
 def _new_zeros(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
     """A float tensor, unless torch is sharding ``q``: only the caller's module tells that from a model's own state."""
     alike = q.dim() > 1 and [*size[1:]] == [*q.shape[1:]]
-    if alike and any(frame.f_globals.get("__name__") in SHARDING for frame, _ in traceback.walk_stack(None)):
+    if alike and _is_sharding():
         return zeros_like_piece(q, 0, size[0])
     return new_float(func, q, size, **kwargs)
 
