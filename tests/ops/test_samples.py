@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitport.ops import OPS, Op, Sample, call
+from bitport.ops.convert import format_json
 from bitport.ops.table import bits
+from bitport.schemes import PRESETS, preset
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -80,6 +82,18 @@ def test_the_fake_kernel_tells_the_truth(op: Op, dtype: torch.dtype) -> None:
             described = [(t.shape, t.dtype, t.is_contiguous()) for t in (got, wanted)]
             assert described[0] == described[1], sample.name
             assert got.device.type == "meta"
+
+
+@pytest.mark.parametrize("scheme", PRESETS)
+def test_quantizing_shapes_computes_nothing(scheme: str) -> None:
+    """Else a model of many experts on the meta device would take minutes. Also of matrices that are empty."""
+    for shape in ((64, 96), (3, 5, 33), (0, 8), (8, 0)):
+        given = torch.randn(shape), format_json(preset(scheme).weight)
+        with Calls() as calls:
+            torch.ops.bitport.quantize(given[0].to("meta"), given[1])
+        assert {str(func) for func in calls.of[1:]} <= {"bitport.quantize.default", "aten.new_empty.default"}
+        real, fake = (torch.ops.bitport.quantize(value, given[1]) for value in (given[0], given[0].to("meta")))
+        assert [(each.shape, each.dtype) for each in fake] == [(each.shape, each.dtype) for each in real]
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)

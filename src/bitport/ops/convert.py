@@ -110,6 +110,24 @@ def _quantize(value: Tensor, fmt: str) -> list[Tensor]:
     return to_list(quantize(value, parse_format(fmt)))
 
 
+def _fake_quantize(value: Tensor, fmt: str) -> list[Tensor]:
+    """Shapes alone: the generic kernel takes milliseconds on them, which add up over the weights of a large model."""
+    form, (*batch, n, k) = parse_format(fmt), value.shape
+    data = layouts.layout("plain").expects(Matrix(form.dtype, n, k, *form.block_shape(n, k)))
+
+    def part(dtype: torch.dtype | None, *shape: int) -> Tensor | None:
+        return None if dtype is None else value.new_empty((*batch, *shape), dtype=dtype)
+
+    scales = form.scale_shape(n, k)
+    parts = (
+        part(data.data_dtype, *data.data_shape),
+        part(form.scale_dtype(value.dtype), *scales),
+        part(form.zero_dtype(value.dtype), *scales),
+        part(torch.float32 if form.global_scale else None, 1, 1),
+    )
+    return to_list(Quantized(*parts))  # type: ignore[arg-type]
+
+
 def _samples_quantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     one, two = samples.weights(device, dtype), samples.weights(device, dtype, experts=2)
     for at, pair in enumerate(zip(one, two, strict=True)):
@@ -186,7 +204,7 @@ declare(
         "(Tensor value, str format) -> Tensor[]",
         check=_check_quantize,
         generic=_quantize,
-        fake=_quantize,
+        fake=_fake_quantize,
         samples=_samples_quantize,
     )
 )
