@@ -9,7 +9,7 @@ import pytest
 from bitport.errors import SchemeError
 from bitport.numerics import STATIC, Format
 from bitport.numerics.format import FLOAT8_SCALES
-from bitport.schemes import PRESETS, Scheme, preset
+from bitport.schemes import PRESETS, Scheme, preset, presets
 from bitport.schemes.presets import name_of
 
 BLOCKS = {
@@ -29,6 +29,14 @@ INPUTS = ("", "-wo", "-static")
 def test_a_preset_is_its_own_name(name: str) -> None:
     assert preset(name) is PRESETS[name]
     assert PRESETS[name].name == str(PRESETS[name]) == name
+
+
+def test_a_name_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report asks for that of every weight, and all presets are tried for it."""
+    first, again = preset("int4-g96-sym"), preset("int4-g96-sym")
+    assert first.name == "int4-g96-sym"
+    monkeypatch.setattr(presets, "preset", None)
+    assert again.name == "int4-g96-sym"
 
 
 def test_every_scheme_of_the_mission_has_a_name() -> None:

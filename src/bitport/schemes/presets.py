@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 
 from bitport.errors import SchemeError
@@ -140,6 +141,7 @@ def _meant(name: str) -> str:
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
 
 
+@functools.cache
 def name_of(scheme: Scheme) -> str:
     """The inverse of :func:`preset`: preset(name_of(s)) == s, or 'custom' if no name describes s."""
     candidates = (_name_from(base, scheme) for base in PRESETS)
