@@ -51,6 +51,12 @@ def test_one_thing_twice_stays_one_thing() -> None:
     assert run_fresh(Same(), call)
 
 
+def test_arguments_with_a_history_are_copied_without_it() -> None:
+    given = torch.ones(2, requires_grad=True) * 3
+    (call,) = batches_of(Sum(), lambda model: model(given))
+    assert (call.args[0].tolist(), call.args[0].requires_grad) == ([3.0, 3.0], False)
+
+
 def test_the_calls_of_a_function_are_its_batches() -> None:
     model, reused = Sum(), torch.ones(2)
 

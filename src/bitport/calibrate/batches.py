@@ -40,9 +40,12 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
 
 def run_fresh(module: nn.Module, batch: Any) -> Any:
     """Run without gradients on a copy of the batch, because a module may modify its inputs."""
-    fresh = each_once(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
     with torch.no_grad():
-        return run_batch(module, fresh)
+        return run_batch(module, _copied(batch))
+
+
+def _copied(batch: Any) -> Any:
+    return each_once(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
 
 
 def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
@@ -114,7 +117,7 @@ def batches_of(model: nn.Module, calibrate: Iterable[Any] | Callable[[nn.Module]
     calls: list[Any] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(Call(*copy.deepcopy((args, kwargs))))
+        calls.append(Call(*_copied((args, kwargs))))
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
