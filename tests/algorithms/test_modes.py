@@ -101,6 +101,20 @@ def test_inference_mode(model: nn.Module, algorithm: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
+def test_a_model_made_in_inference_mode(model: nn.Module, batches: list[Tensor], algorithm: str, scheme: str) -> None:
+    plain = copy.deepcopy(model)
+    with torch.inference_mode():
+        other = copy.deepcopy(model)
+    assert all(param.is_inference() for param in other.parameters())
+    for each in (plain, other):
+        bitport.quantize_(each, scheme, algorithm=algorithm, calibrate=batches, progress=False)
+    assert all(map(torch.equal, codes(plain), codes(other)))
+    x = torch.randn(4, 32)
+    with torch.no_grad():
+        assert torch.equal(plain(x), other(x))
+
+
+@pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
 def test_autocast_is_for_the_model_alone(batches: list[Tensor], algorithm: str, scheme: str) -> None:
     """The algorithm gets the same results from the same inputs. No input of this block comes from a product."""
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bitport.algorithms.pairs import Pair, find_pairs
 from bitport.algorithms.trial import Trial
+from bitport.calibrate.batches import writable
 from bitport.calibrate.inputs import Inputs
 from bitport.schemes import Scheme, Target
 
@@ -66,7 +67,8 @@ class Block:
     def scale_(self, pair: Pair, scale: Tensor) -> None:
         """Divide the producer by ``scale``, multiply the consumers, and divide their measured inputs accordingly."""
         scale = pair.storable(self.module, scale)
-        pair.scale_(self.module, scale)
+        with writable(self.module):
+            pair.scale_(self.module, scale)
         pair.scale_(self.trial.block, scale)
         for consumer in pair.consumers:
             own = scale[..., consumer.channels(pair.count).to(scale.device)]

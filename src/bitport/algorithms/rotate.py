@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from bitport.algorithms.block import Block
@@ -21,7 +20,7 @@ from bitport.algorithms.pairs import Pair, find_pairs, shared_parameters
 from bitport.algorithms.residual import find_stream
 from bitport.algorithms.rotation_core import Rotation
 from bitport.algorithms.trial import Trial
-from bitport.calibrate.batches import Call, each_once, run_fresh
+from bitport.calibrate.batches import Call, each_once, run_fresh, writable
 from bitport.calibrate.blocks import blocks_of, in_use
 from bitport.nn.targets import find_targets
 from bitport.tensor import QTensor
@@ -65,7 +64,7 @@ class Rotate:
                     self._rotate_heads(whole, name, trial, pair, told)
             if self.stream:
                 self._rotate_stream(whole, pairs, told)
-        with torch.no_grad():
+        with writable(model):
             for name, param in model.named_parameters():
                 param.copy_(whole.block.get_parameter(name))
         return {name: ", ".join(notes) or "takes part in none" for name, notes in told.items()}

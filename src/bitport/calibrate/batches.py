@@ -80,6 +80,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def writable(module: nn.Module) -> AbstractContextManager[Any]:
+    """Context for writes into parameters, which torch refuses outside inference mode if they were made in it."""
+    inference = any(param.is_inference() for param in module.parameters())
+    return torch.inference_mode() if inference else torch.no_grad()
+
+
 def _uncompiled() -> AbstractContextManager[Any]:
     """Run eagerly. A no-op unless the compiler, which takes seconds to import, has been imported already."""
     imported = "torch._dynamo" in sys.modules
