@@ -18,6 +18,14 @@ int64_t most_likely(const std::vector<Tensor>& outputs, const std::string& metho
   return best;
 }
 
+// Generated code ends the process at an index beyond a table of floats. The logits have one number for each token.
+void check_ids(const std::vector<int64_t>& prompt, const Method& method) {
+  const Sizes logits = method.outputs().empty() ? Sizes() : method.outputs()[0].sizes({});
+  const int64_t largest = *std::max_element(prompt.begin(), prompt.end());
+  if (!logits.empty() && largest >= logits.back())
+    fail("the prompt has the token ", largest, "; the model knows those from 0 to ", logits.back() - 1);
+}
+
 }  // namespace
 
 Generated generate(Program& program, const std::vector<int64_t>& prompt, int64_t count) {
@@ -32,6 +40,7 @@ Generated generate(Program& program, const std::vector<int64_t>& prompt, int64_t
   if (length > capacity) fail("a prompt of ", length, " tokens; the cache holds ", capacity);
 
   const Method& decode = program.load("decode");
+  check_ids(prompt, decode);
   std::vector<Tensor> inputs(2);   // ids, positions, caches
   for (size_t i = 2; i < decode.inputs().size(); ++i)
     inputs.push_back(Tensor::zeros(*decode.inputs()[i].type, decode.inputs()[i].sizes({})));

@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +106,15 @@ def test_inputs_at_any_place(skew: int, torch_folder: Path, tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (int(skew > 0), said)
 
 
-def language_model(folder: Path, library: bytes, inputs: list[dict[str, Any]]) -> Path:
+def language_model(
+    folder: Path, library: bytes, inputs: list[dict[str, Any]], outputs: Sequence[dict[str, Any]] = ()
+) -> Path:
     """One that only decodes."""
     entries = {**synthetic.contents(), synthetic.LIBRARY: library, "constants": b"{}"}
     manifest = json.loads(entries["extra/bitport.json"])
     method = manifest["methods"]["model"]
     method["code"].update(size=len(library), crc32=zlib.crc32(library))
-    method.update(constants={"entry": "constants", "count": 0}, inputs=inputs, outputs=[], example=None)
+    method.update(constants={"entry": "constants", "count": 0}, inputs=inputs, outputs=[*outputs], example=None)
     manifest.update(methods={"decode": method}, dims={}, meta={"kind": "causal-lm", "capacity": 8})
     entries["extra/bitport.json"] = json.dumps(manifest).encode()
     synthetic.write(folder / "p.pt2", entries)
@@ -133,6 +136,16 @@ def test_logits(torch_folder: Path, tmp_path: Path) -> None:
     done = bitport_run(torch_folder, package, "--generate", "1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "decode gives logits of the type F8_E4M3[1, 4], whose numbers" in done.stderr
+
+
+def test_tokens_that_the_model_does_not_have(torch_folder: Path, tmp_path: Path) -> None:
+    """Its code may look them up in a table of floats, where torch ends the process."""
+    logits = [{"name": "output0", "dtype": "F32", "shape": [1, 4]}]
+    package = language_model(tmp_path, code(F32, inputs=2), ARGUMENTS, logits)
+    assert bitport_run(torch_folder, package, "--generate", "3", "--tokens", "1").stdout == "0\n"
+    done = bitport_run(torch_folder, package, "--generate", "1,4,2")
+    said = "bitport-run: the prompt has the token 4; the model knows those from 0 to 3\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 def test_a_language_model_that_does_not_say_what_it_takes(torch_folder: Path, tmp_path: Path) -> None:
