@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import sys
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -305,6 +307,16 @@ def test_mapped_tensors_are_views_and_private(tmp_path: Path) -> None:
     again = bp.load(lambda: nn.Sequential(nn.Linear(64, 64, bias=False)), tmp_path, verify=True, mmap=False)
     assert torch.equal(again[0].weight, model[0].weight)
     assert again[0].weight.untyped_storage().nbytes() == again[0].weight.nbytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are always UTF-8")
+def test_a_directory_whose_name_pytorch_cannot_take(tmp_path: Path) -> None:
+    """Python's functions take any bytes, so that such a checkpoint can be written."""
+    model, directory = nn.Linear(64, 32), tmp_path / os.fsdecode(b"mod\xe8le")
+    bp.quantize_(model, "int4")
+    bp.save(model, directory)
+    with pytest.raises(CheckpointError, match=r"cannot map .*: its whole name has to be UTF-8"):
+        bp.load(lambda: nn.Linear(64, 32), directory)
 
 
 def test_a_loaded_model_is_shared_with_other_processes(saved: Path) -> None:

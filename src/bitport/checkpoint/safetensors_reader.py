@@ -72,7 +72,13 @@ def unfit(name: str) -> str | None:
 def _mapped(path: Path, size: int) -> Tensor:
     """The bytes of ``path``, mapped privately: writes stay in memory. By way of DLPack, since PyTorch takes whatever
     from_file has mapped for memory that is shared between processes, and does not share it when it is asked to."""
-    return torch.from_dlpack(torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8))
+    try:
+        return torch.from_dlpack(torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"PyTorch cannot map {path} into memory ({error}): its whole name has to be UTF-8, and it has to lie where "
+            "files can be mapped"
+        ) from error
 
 
 class SafetensorsReader:
