@@ -56,6 +56,15 @@ def test_a_sliding_window_limits_the_cache(kind: str, fields: dict[str, Any]) ->
         with_past(model)
 
 
+@pytest.mark.parametrize("ends", [7, [7, 9]])
+def test_a_program_ends_where_the_model_does(ends: int | list[int]) -> None:
+    """By generation_config.json: config.json may name another token, or one of several."""
+    model = model_of("LlamaForCausalLM", config=transformers.LlamaConfig, **DECODER, eos_token_id=1)
+    assert causal_lm(model)[1]["eos"] == 1
+    model.generation_config.eos_token_id = ends
+    assert causal_lm(model)[1]["eos"] == ends
+
+
 def test_a_model_that_asks_whether_its_cache_is_ready() -> None:
     if not hasattr(transformers, "HrmTextForCausalLM"):
         pytest.skip("this transformers has no such model")

@@ -96,7 +96,8 @@ def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method
         "prefill": Method(module, (ids, positions, cache), ({1: length}, {0: length}, [None] * len(cache))),
         "decode": Method(module, (ids[:, -1:], torch.tensor([0]), cache)),
     }
-    meta = {"kind": "causal-lm", "capacity": capacity, "eos": text_config(model).eos_token_id}
+    ends = model.generation_config.eos_token_id  # of a model that chats often more than its config names
+    meta = {"kind": "causal-lm", "capacity": capacity, "eos": ends}
     return methods, meta
 
 
