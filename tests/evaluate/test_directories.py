@@ -203,3 +203,14 @@ def test_speed_is_measured_where_asked_for(models: list[Path], rows: list[Evalua
     [row] = evaluate_directories(models[:1], TEXT, How(window=64, max_tokens=70, new_tokens=2))
     assert row.tokens_per_second is not None
     assert row.tokens_per_second > 0
+
+
+def test_speed_is_not_measured_beyond_the_positions_of_a_model(tmp_path: Path) -> None:
+    """The last new token is not fed back, so it needs no position."""
+    directory = make_directory(tmp_path / "short", max_position_embeddings=40)
+    lines: list[str] = []
+    [row] = evaluate_directories([directory], TEXT, How(window=32, max_tokens=70, new_tokens=9))
+    assert row.tokens_per_second is not None
+    with pytest.raises(ArgumentError, match=r"short supports 40 positions, .* after the 32 .* give --speed at most 9"):
+        next(evaluate_directories([directory], TEXT, How(window=32, max_tokens=70, new_tokens=10), tell=lines.append))
+    assert lines == [f"evaluating {directory}"], "before anything was measured"

@@ -152,6 +152,12 @@ def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
         )
     tokens = token_ids(load_tokenizer(directory), text)[: how.max_tokens]
     check_ids(model, [tokens])
+    prompt = len(tokens[:PROMPT])
+    if how.new_tokens and positions is not None and prompt + how.new_tokens - 1 > positions:
+        raise ArgumentError(
+            f"{directory} supports {positions} positions, too few to generate {how.new_tokens} tokens after the "
+            f"{prompt} that speed is measured with: give --speed at most {positions + 1 - prompt}"
+        )
     return model, tokens
 
 
