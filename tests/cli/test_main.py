@@ -137,6 +137,14 @@ def test_as_a_module_with_a_reader_that_leaves() -> None:
     assert (process.returncode, errors) == (0, b"")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(closed: str, llama: Path, tmp_path: Path) -> None:
+    """As where a service starts it: the model is written, which is no error."""
+    words = shlex.join([sys.executable, "-m", "bitport", "quantize", str(llama), "--scheme", "int4", "-o"])
+    assert subprocess.run(f"{words} {shlex.quote(str(tmp_path / 'out'))} {closed}", shell=True).returncode == 0
+    assert (tmp_path / "out" / "bitport.json").is_file()
+
+
 def test_reports_are_written_when_the_reader_has_left(llama: Path, tmp_path: Path) -> None:
     words = ["quantize", str(llama), "--scheme", "int4", "--dry-run", "--verbose", "--report", str(tmp_path / "r.json")]
     with subprocess.Popen([sys.executable, "-m", "bitport", *words], stdout=subprocess.PIPE) as process:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -51,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_anything() -> None:
-    """Print characters that the terminal's encoding lacks as escapes, instead of failing after hours of work."""
+    """Print characters that the terminal's encoding lacks as escapes, and what goes to a closed stream (``>&-``)
+    nowhere, instead of failing after hours of work."""
+    if None in (sys.stdout, sys.stderr):
+        nowhere = open(os.devnull, "w")  # noqa: SIM115  (stays open as long as the process)
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
