@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,15 @@ def test_generate(run: Run, llama: Path) -> None:
     options = {**greedy, "max_new_tokens": 8, "pad_token_id": 0, **with_cache(model, cache)}
     ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **options)
     assert data["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
+
+
+def test_generate_where_the_model_names_a_cache(run: Run, llama: Path, tmp_path: Path) -> None:
+    """transformers takes only one of the two."""
+    shutil.copytree(llama, tmp_path / "llama")
+    said = json.loads((llama / "generation_config.json").read_text())
+    (tmp_path / "llama" / "generation_config.json").write_text(json.dumps({**said, "cache_implementation": "static"}))
+    words = ("--prompt", "The quick", "--max-new-tokens", 8, "--kv-cache", "int8", "--temperature", 0.8, "--json")
+    assert run("generate", tmp_path / "llama", *words).data["text"] == run("generate", llama, *words).data["text"]
 
 
 def test_eval(run: Run, llama: Path, text: Path) -> None:

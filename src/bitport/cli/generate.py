@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from bitport.integrations.kv_cache import KVCache
 
         cache = with_cache(model, KVCache.of(model, args.kv_cache))
+        model.generation_config.cache_implementation = None  # the kind that it names would be another cache
     draw = {"do_sample": True, "temperature": args.temperature, "num_beams": 1} if args.temperature else greedy(model)
     start = time.perf_counter()
     with random_apart(model.device):
