@@ -138,3 +138,27 @@ def test_folders_survive_a_power_failure_too(how: str, tmp_path: Path, monkeypat
     assert (out / "a" / "b" / "chat_template.jinja").is_file()
     assert last[-1] == ("config.json" if how == "convert" else NAME, set())
     assert not unwritten
+
+
+def test_a_shard_in_use_stays_until_it_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows does not remove a file that a loaded model still maps: saving in its place works nevertheless, and a
+    later save removes the file."""
+    bp.save(nn.Linear(2, 2), tmp_path)
+    (used,) = read_manifest(tmp_path).shards
+    remove = Path.unlink
+
+    def as_on_windows(path: Path, missing_ok: bool = False) -> None:
+        if path.name == used:
+            raise PermissionError(13, "the file is in use by another process", str(path))
+        remove(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", as_on_windows)
+    saved = nn.Linear(2, 2)
+    bp.save(saved, tmp_path, overwrite=True)
+    (new,) = read_manifest(tmp_path).shards
+    assert {path.name for path in tmp_path.glob("model-*")} == {used, new}
+    assert torch.equal(bp.load(nn.Linear(2, 2), tmp_path, verify=True).weight, saved.weight)
+    monkeypatch.undo()
+    long_ago(tmp_path / used)
+    bp.save(nn.Linear(2, 2), tmp_path, overwrite=True)
+    assert {path.name for path in tmp_path.glob("model-*")} == set(read_manifest(tmp_path).shards)

@@ -48,10 +48,11 @@ def manifest_text(directory: Path) -> str:
 
 def clear(directory: Path, kept: Collection[str], replaced: str) -> None:
     """Remove files that no checkpoint needs after a new manifest, which names the shards ``kept``, has replaced one
-    with the text ``replaced``."""
+    with the text ``replaced``. Windows refuses that for a file that is still mapped, as by a model loaded from it: such
+    a shard stays until a later save finds it abandoned."""
     oldest = (directory / NAME).stat().st_mtime - ABANDONED
     for path in directory.iterdir():
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             ours = OURS.fullmatch(path.name) and path.name not in kept
             if ours and (f'"{path.name}"' in replaced or path.stat().st_mtime < oldest):
                 path.unlink()
