@@ -53,6 +53,11 @@ def test_text_has_every_section(run: Run) -> None:
     ]
 
 
+def test_features_that_the_system_does_not_tell(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "_cpuinfo", lambda: (set(), "a processor"))
+    assert "\nCPU features\n  not known on this system\n" in run("doctor").out
+
+
 @pytest.mark.parametrize("extra", doctor.EXTRAS, ids=lambda extra: extra.package)
 def test_commands_name_extras_that_exist(extra: doctor.Extra) -> None:
     named = re.search(r"bitport\[([\w-]+)\]", extra.install)

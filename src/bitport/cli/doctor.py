@@ -76,11 +76,12 @@ def examine() -> dict[str, Any]:
 
 def _text(data: dict[str, Any]) -> str:
     cpu, backends = data["cpu"], data["backends"]
+    features = [f"{name}: {'yes' if has else 'no'}, {use}" for name, (has, use) in cpu["features"].items()]
     types = list(dict.fromkeys(device["type"] for device in data["devices"]))
     sections = [
         ("versions", [f"{name} {found}" for name, found in data["versions"].items()]),
         ("devices", [f"{device['device']}: {device['name']}" for device in data["devices"]]),
-        ("CPU features", [f"{name}: {'yes' if has else 'no'}, {use}" for name, (has, use) in cpu["features"].items()]),
+        ("CPU features", features or ["not known on this system"]),
         ("backends", _backends(**backends)),
         ("kernels, the first that takes a call runs it", _kernels(data["kernels"], types)),
         ("layouts", [f"{row['name']}: {_layout_use(**row)}" for row in data["layouts"]]),
