@@ -414,6 +414,12 @@ def test_missing_kernels_are_told_before_anything_is_exported(tmp_path: Path, mo
         package(Method(nn.Linear(4, 4), (torch.ones(1, 4),)), tmp_path / "m.pt2")
 
 
+def test_packages_are_not_made_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitport.export.compile.sys.platform", "win32")
+    with pytest.raises(ExportError, match="not made on Windows: export the model on Linux"):
+        package(Method(nn.Linear(4, 4), (torch.ones(1, 4),)), tmp_path / "m.pt2")
+
+
 def test_exporting_leaves_the_model_as_it_was(program: Program, modules: dict[str, nn.Module]) -> None:
     every = modules["every"]
     assert all(isinstance(layer.weight, QTensor) for layer in every.layers)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,8 @@ def _linked() -> str:
 
 
 def check_compiler() -> None:
+    if sys.platform == "win32":
+        raise ExportError("packages are not made on Windows: export the model on Linux, such as in WSL")
     if not hasattr(torch._inductor.config.cpp, "march"):
         raise ExportError(
             f"a program is compiled for a level of instructions, which the inductor of PyTorch {torch.__version__} "
