@@ -28,8 +28,11 @@ REASON = LIBRARY.with_suffix(".txt")  # why there is no library; pip shows nothi
 MADE = LIBRARY.with_suffix(".made")  # in a checkout: ingredients() of the library, so that no extra compiles it again
 ARCHIVE = Path("bitport", "export", "libbitport_deploy.a")
 SOURCES = runpy.run_path(str(ROOT / "src" / "bitport" / "backends" / "sources.py"))
-OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"]
+WINDOWS = sys.platform == "win32"
+OPTIONS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"]
+OPTIONS += [] if WINDOWS else ["-fPIC"]
 """Separate sections, so that an exported program links only the functions that it can call."""
+LINKED_WITH = [] if WINDOWS else ["-ldl"]
 PATIENCE = 1800
 """Seconds allowed per file. Some take half a minute, and many times that on a busy or emulated machine."""
 LINKED = ("calls", "weight", "ask")
@@ -121,7 +124,8 @@ def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> 
     define = f'-DBITPORT_SOURCES="{stamp()}"'
 
     def run(*command: object) -> None:
-        subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, timeout=PATIENCE)
+        words = [str(word) for word in command]
+        subprocess.run(words, check=True, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE)
 
     def compiled(source: Path) -> Path:
         target = folder / f"{source.parent.name}-{source.stem}.o"
@@ -131,7 +135,7 @@ def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         objects = {name: list(pool.map(compiled, paths)) for name, paths in sources.items()}
     library, archive = folder / LIBRARY.name, folder / ARCHIVE.name
-    run(*compiler, "-shared", "-o", library, *objects["kernels"], *objects["torch"], "-ldl")
+    run(*compiler, "-shared", "-o", library, *objects["kernels"], *objects["torch"], *LINKED_WITH)
     if not shutil.which("ar"):
         return library, None
     linked = [path for path in objects["torch"] if path.stem.removeprefix("torch-") in LINKED]

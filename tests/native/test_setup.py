@@ -80,6 +80,27 @@ def test_the_compiler_in_cxx_is_the_only_one(
     assert not usual.with_name("c++.log").exists()
 
 
+def test_what_a_compiler_says_may_be_in_any_encoding(setup: dict[str, Any], compiler: Compiler, tmp_path: Path) -> None:
+    for name in ("c++", "g++", "clang++"):
+        compiler(name, "#!/bin/sh\nprintf 'wrong \\377 as ever' >&2\nexit 1\n")
+    assert setup["compile_kernels"](tmp_path) == "clang++: wrong \ufffd as ever"
+
+
+@pytest.mark.parametrize("system", ["linux", "win32"])
+def test_options_that_compilers_for_windows_refuse(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    used = compiler("c++")
+    with monkeypatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **_: None)
+        patch.setattr(sys, "platform", system)
+        setup = runpy.run_path(str(SETUP))
+    assert setup["compile_kernels"](tmp_path) is None
+    *compiled, linked = used.with_name("c++.log").read_text().splitlines()
+    assert all((" -fPIC " in line) == (system == "linux") for line in compiled)
+    assert linked.endswith(" -ldl") == (system == "linux")
+
+
 @pytest.mark.parametrize("called", ["{path}", "mine", "'{path}' -O1", "mine -O1"])
 def test_a_path_with_blanks_and_options(
     setup: dict[str, Any], compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: str
