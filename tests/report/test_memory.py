@@ -18,6 +18,13 @@ def test_what_the_system_says() -> None:
     assert limit is None or limit > resident()
 
 
+def test_a_peak_that_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows. A report of 0 bytes would be wrong."""
+    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / "no such file")
+    monkeypatch.setattr(memory.sys, "platform", "win32")
+    assert peak() is None
+
+
 @pytest.mark.parametrize(
     ("said", "file"),
     [

@@ -79,13 +79,13 @@ def resident() -> int:
     return _field(status, "VmRSS") if status.is_file() else 0
 
 
-def peak() -> int:
-    """Peak resident memory of this process in bytes; 0 if the system does not report it."""
+def peak() -> int | None:
+    """Peak resident memory of this process in bytes; None if the system does not report it."""
     status = Path("/proc/self/status")
     if status.is_file():  # preferred to getrusage, whose peak is inherited from the parent process
         return max(_field(status, "VmHWM"), resident())
     if sys.platform != "darwin":
-        return 0
+        return None
     return int(importlib.import_module("resource").getrusage(0).ru_maxrss)
 
 

@@ -82,7 +82,7 @@ class Report:
     memory_estimate: int | None = None
     """Estimated peak memory of a streamed run in bytes."""
     memory_peak: int | None = None
-    """Measured peak memory of the process in bytes."""
+    """Measured peak memory of the process in bytes; None if nothing was run, or the system does not tell."""
     calibration: str | None = None
     """Description of the calibration data."""
 
