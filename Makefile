@@ -5,6 +5,7 @@
 #   make sanitize                    the native kernels under the address and undefined behaviour sanitizers; needs only
 #                                    a C++ compiler (SANITIZERS=thread: for races)
 #   make test-arm                    the same for 64-bit ARM, in an emulator
+#   make test-windows                the kernels compiled for Windows, in Wine
 #   make runner                      the program that runs exported packages without Python; needs cmake too
 #   make TORCH=torch demo            another build of torch: any requirement that pip understands, also with the
 #                                    options of its index before it (TORCH="--index-url URL torch")
@@ -36,7 +37,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest test-xla \
-	test-tpu test-peers test-vllm test-arm test-arm-torch compile-macos sanitize sanitize-shim sanitize-runner \
+	test-tpu test-peers test-vllm test-arm test-arm-torch compile-macos test-windows sanitize sanitize-shim sanitize-runner \
 	sanitize-step runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
 	bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page bench-training bench-vllm \
 	xla-page accuracy algorithms reference support support-sim support-xla dist clean
@@ -155,6 +156,14 @@ MACOS_CXX ?= zig c++ -target aarch64-macos
 compile-macos:
 	$(MAKE) SANITIZED=build/macos SANITIZE_CXX='$(MACOS_CXX) -std=c++17 -O2 -pthread' \
 	  build/macos/src/bitport/backends/cpu/libbitport_kernels.so
+
+# Compiles the kernels and their tests for Windows, where they have not been run yet, and runs them in Wine.
+WINDOWS_CXX ?= $(PYTHON) -m ziglang c++ -target x86_64-windows-gnu
+WINE ?= wine
+
+test-windows:
+	$(MAKE) SANITIZED=build/windows SANITIZE_CXX='$(WINDOWS_CXX) -std=c++17 -O2' build/windows/kernels_test
+	$(WINE) build/windows/kernels_test $(or $(SANITIZE_ARGS),100)
 
 # The C functions over tensors, with a stand-in for torch.
 sanitize-shim: $(SANITIZED)/shim_test

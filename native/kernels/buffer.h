@@ -4,6 +4,8 @@
 #include <cstdlib>
 #if defined(__linux__)
 #include <sys/mman.h>
+#elif defined(_WIN32)
+#include <malloc.h>
 #endif
 
 namespace bitport {
@@ -15,10 +17,14 @@ struct Buffer {
   size_t size = 0;
   char* need(size_t bytes) {   // null if out of memory
     if (!data || bytes > size) {
-      std::free(data);
+      release();
       constexpr size_t kPage = size_t(2) << 20;
       size = (bytes / kPage + 1) * kPage;
+#if defined(_WIN32)
+      data = _aligned_malloc(size, kPage);
+#else
       data = std::aligned_alloc(kPage, size);
+#endif
       if (!data) size = 0;
 #if defined(__linux__)
       if (data) madvise(data, size, MADV_HUGEPAGE);   // only a hint: the result does not matter
@@ -28,9 +34,18 @@ struct Buffer {
   }
   void trim() {
     constexpr size_t kKept = size_t(64) << 20;
-    if (size > kKept) { std::free(data); data = nullptr; size = 0; }
+    if (size > kKept) release();
   }
-  ~Buffer() { std::free(data); }
+  void release() {
+#if defined(_WIN32)
+    _aligned_free(data);
+#else
+    std::free(data);
+#endif
+    data = nullptr;
+    size = 0;
+  }
+  ~Buffer() { release(); }
 };
 
 inline thread_local Buffer own_buffer;   // for a thread that works on a part of a product

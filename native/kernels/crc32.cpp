@@ -1,5 +1,6 @@
 // The checksum of a message: its remainder, as a polynomial over GF(2), divided by P. The first bit of a byte is the
 // lowest, and has the highest power of x, so that numbers here have bit k of a polynomial of degree 31 in bit 31 - k.
+#include "cpu.h"
 #include "engine.h"
 #include <array>
 #include <cstring>
@@ -87,8 +88,7 @@ TARGET void fold(const uint8_t* at, const uint8_t* end, uint32_t sum, uint8_t (&
 }
 
 uint32_t checksum(const uint8_t* at, const uint8_t* end, uint32_t sum) {
-  static const bool folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-  if (folds && end - at >= 2 * kFolded) {
+  if (cpu().crc && end - at >= 2 * kFolded) {
     uint8_t last[kFolded];
     const uint8_t* const whole = at + (end - at) / kFolded * kFolded;
     fold(at, whole, sum, last);

@@ -7,14 +7,9 @@
 #pragma once
 #include <cstddef>
 #include "bitport_kernels.h"
+#include "machine.h"
 #include "status.h"
 #include "tiles.h"
-
-#if defined(__x86_64__) && defined(__linux__)
-#define BITPORT_X86 1
-#elif defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && !defined(__AARCH64EB__)
-#define BITPORT_ARM 1
-#endif
 
 // For target attributes of auto-vectorized loops: g++, unlike clang++, must be told to prefer 512-bit vectors.
 #if defined(__clang__)

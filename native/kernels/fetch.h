@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 #include <type_traits>
+#include "cpu.h"
 
 namespace bitport {
 
@@ -50,7 +51,7 @@ __attribute__((always_inline)) static inline void fetch(const uint8_t* codes, in
 // loop costs a tenth of its time.
 template <class Loop>
 static inline void with_fetch(const Loop& loop) {
-  if (__builtin_cpu_is("amd")) loop(std::integral_constant<Fetch, Fetch::in_order>());
+  if (cpu().amd) loop(std::integral_constant<Fetch, Fetch::in_order>());
   else loop(std::integral_constant<Fetch, Fetch::at_once>());
 }
 

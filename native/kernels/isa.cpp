@@ -3,9 +3,11 @@
 #include "engine.h"
 #if BITPORT_X86
 #include "avx512_bf16.h"
+#include "cpu.h"
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <cpuid.h>
+#endif
 #elif BITPORT_ARM
 #include "neon.h"
 #if defined(__APPLE__)
@@ -19,34 +21,22 @@ namespace {
 
 #if BITPORT_X86
 // Linux enables the 8 KiB of tile state (feature 18) only for processes that request it. Threads started later inherit
-// it.
+// it. Elsewhere they are not used.
 bool tiles_permitted() {
+#if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
-// Reads cpuid directly, for names that older compilers do not know. Leaf 7: edx bit 22 amx-bf16, bit 24 amx-tile, bit
-// 25 amx-int8. Leaf 1: ecx bit 29 f16c, which uses the same register state as avx2.
-bool has_tiles() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 3) == 3;
-}
-
-bool has_f16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+#else
+  return false;
+#endif
 }
 
 int32_t detect() {
-  __builtin_cpu_init();   // also checks whether the system saves the registers
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
-    return BITPORT_SCALAR;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
-      !__builtin_cpu_supports("avx512vnni"))
-    return BITPORT_AVX2;
-  if (!__builtin_cpu_supports("avx512bf16")) return BITPORT_AVX512_VNNI;
-  return has_tiles() && tiles_permitted() ? BITPORT_AMX : BITPORT_AVX512_BF16;
+  const bitport::Cpu& cpu = bitport::cpu();
+  if (!cpu.avx2) return BITPORT_SCALAR;
+  if (!cpu.avx512) return BITPORT_AVX2;
+  if (!cpu.bf16) return BITPORT_AVX512_VNNI;
+  return cpu.tiles && tiles_permitted() ? BITPORT_AMX : BITPORT_AVX512_BF16;
 }
 #elif BITPORT_ARM && defined(__APPLE__)
 bool has(const char* feature) {
@@ -95,7 +85,7 @@ namespace bitport {
 // Its rate is twice that of float32 on AMD; half of it on the Intel processors that were measured, which have tile
 // registers for bfloat16: there it is only used if the ISA is requested by name.
 bool fast_bf16() {
-  static const bool fast = bitport_best_isa() == BITPORT_AMX || __builtin_cpu_is("amd");
+  static const bool fast = bitport_best_isa() == BITPORT_AMX || cpu().amd;
   return fast;
 }
 #endif

@@ -1,5 +1,6 @@
 // Rows of a weight: their dense codes, and the conversion of these to numbers.
 #pragma once
+#include "machine.h"
 #include "tiles.h"
 
 namespace bitport {
@@ -33,7 +34,7 @@ using ReadCodes = void (*)(const BitportTiles& w, int64_t row, int64_t first, in
 ReadCodes codes_of_tiles(int32_t bits);
 ReadCodes codes_of_dense(int32_t bits);   // null for 4 and 8 bits: codes are used in place
 
-#if defined(__x86_64__) && defined(__linux__)
+#if BITPORT_X86
 WriteStretch avx2_write(int32_t bits);
 // For nibbles, or bytes of integers. Columns and groups must be multiples of 32, unless there is one group.
 WriteStretch avx512_write(int32_t isa, int32_t bits, int32_t type);

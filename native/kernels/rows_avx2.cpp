@@ -1,7 +1,7 @@
 // Dequantizes rows with 256-bit vectors. With up to 4 bits a group has at most 16 different values: 16-bit ones are
 // computed once and looked up bytewise in registers.
 #include "rows.h"
-#if defined(__x86_64__) && defined(__linux__)
+#if BITPORT_X86
 #include <cstring>
 #include "avx2.h"
 

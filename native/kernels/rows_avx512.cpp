@@ -1,7 +1,7 @@
 // Dequantizes rows with 512-bit vectors. With up to 4 bits the 16 values of a group are computed once and fill a
 // register, in which words (for float32, double words) are looked up; wider integers are converted one by one.
 #include "rows.h"
-#if defined(__x86_64__) && defined(__linux__)
+#if BITPORT_X86
 #include <cfloat>
 #include <cmath>
 #include <cstring>

@@ -6,6 +6,7 @@
 #elif defined(__GNUC__)
 #pragma GCC optimize("fp-contract=off")
 #endif
+#include "cpu.h"
 #include "engine.h"
 #include "step.h"
 #if BITPORT_X86
@@ -303,10 +304,7 @@ StepBlock step_whole_vectors(int32_t rule, const BitportStep& step) {
   return of_bits<BITPORT_SGD, 1>(bits);
 }
 
-bool has_byte_lookups() {
-  static const bool has = (__builtin_cpu_init(), __builtin_cpu_supports("avx512vbmi"));
-  return has;
-}
+bool has_byte_lookups() { return cpu().vbmi; }
 
 }  // namespace bitport
 #endif

@@ -94,13 +94,15 @@ inline Product product(const Weight& w, const Rounded& x, int64_t m, const Numbe
   return y;
 }
 
+constexpr double kPi = 3.14159265358979323846;   // M_PI is not in every math.h
+
 // The function after a product, and the error bound of the kernels: the slope of each function is below 1.13; floats
 // compute its parts, max(z, 0) and the rest, up to roundings and the error of an exponential exp(-e), which grows with
 // e.
 inline double followed(int32_t then, double z) {
   switch (then) {
     case BITPORT_GELU: return z * std::erfc(-z * std::sqrt(0.5)) / 2;
-    case BITPORT_GELU_TANH: return z / (1 + std::exp(-std::sqrt(8 / M_PI) * (z + 0.044715 * z * z * z)));
+    case BITPORT_GELU_TANH: return z / (1 + std::exp(-std::sqrt(8 / kPi) * (z + 0.044715 * z * z * z)));
     case BITPORT_SILU: return z / (1 + std::exp(-z));
     default: return z;
   }
@@ -108,7 +110,7 @@ inline double followed(int32_t then, double z) {
 inline double followed_error(int32_t then, double z, double error_of_z) {
   if (then == BITPORT_NOTHING) return error_of_z;
   const double value = followed(then, z), a = std::abs(z);
-  const double e = then == BITPORT_GELU ? a * a / 2 : then == BITPORT_SILU ? a : std::sqrt(8 / M_PI) * (a + 0.044715 * a * a * a);
+  const double e = then == BITPORT_GELU ? a * a / 2 : then == BITPORT_SILU ? a : std::sqrt(8 / kPi) * (a + 0.044715 * a * a * a);
   return 1.13 * error_of_z + std::abs(value) * 0x1p-22 + (std::max(z, 0.0) - value) * (16 + 2 * e) * 0x1p-24 + (a > 5 ? 1e-12 : 0);
 }
 

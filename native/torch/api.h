@@ -57,6 +57,7 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
     (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
   F(torch_library_impl, int32_t, (LibraryHandle, const char* op, Kernel, uint64_t abi)) \
   F(torch_call_dispatcher, int32_t, (const char* op, const char* overload, Value* stack, uint64_t abi)) \
+  F(aoti_torch_check, void, (bool claim, const char* function, const char* file, uint32_t line, const char* text)) \
   F(torch_string_length, int32_t, (StringHandle, size_t*)) \
   F(torch_string_c_str, int32_t, (StringHandle, const char**)) \
   F(torch_delete_string, int32_t, (StringHandle)) \

@@ -3,7 +3,6 @@
 // `choose`, which dispatches among all kernels of bitport.
 #include <atomic>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include "arguments.h"
 #include "bitport_torch.h"
@@ -83,11 +82,12 @@ bool rows(const Value* stack, TensorHandle* y) {
 }
 
 // C functions preserve at most the message of an exception, and before torch 2.13 only print it; the Python traceback
-// follows "At:".
-[[noreturn]] void fail(const char* op) {
+// follows "At:". torch throws, since on Windows it could not catch what code of another compiler throws.
+void fail(const char* op) {
   const auto what = torch.torch_exception_get_what_without_backtrace;
   const std::string text = what ? what() : "the kernel that was chosen failed; torch has printed why to stderr";
-  throw std::runtime_error(std::string(op) + ": " + text.substr(0, text.find("\n\nAt:\n")));
+  const std::string said = std::string(op) + ": " + text.substr(0, text.find("\n\nAt:\n"));
+  torch.aoti_torch_check(false, op, "bitport/native/torch", 0, said.c_str());
 }
 
 struct Op {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import platform
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch.nn.functional as F
 import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu import native
+from bitport.backends.cpu.crossovers import CPUINFO
 from bitport.backends.cpu.dispatcher import TORCH
 from bitport.backends.cpu.native import Library
 from bitport.errors import KernelError
@@ -43,6 +47,23 @@ SCHEMES = (
     *("fp8-wo", "fp8-block-wo", "mxfp8-wo", "mxfp6-wo", "mxfp4-wo", "nvfp4-wo"),
 )
 DTYPES = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=["bf16", "fp16", "fp32"])
+
+
+VARIANTS = {
+    "avx2": "avx2 fma f16c",
+    "avx512_vnni": "avx512f avx512bw avx512vl avx512dq avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+    "amx": "amx_tile amx_int8 amx_bf16",
+}
+"""Variant for x86 -> what it needs besides the ones before it, in the words of Linux."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.is_file(), reason="for x86 on Linux")
+@pytest.mark.skipif(not isinstance(LIBRARY, Library), reason="the native kernels are not compiled")
+def test_variants_are_those_that_linux_lists() -> None:
+    flags = set(re.findall(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)[0].split())
+    able = itertools.takewhile(lambda variant: flags.issuperset(VARIANTS[variant].split()), VARIANTS)
+    assert LIBRARY.available == ("scalar", *able)
 
 
 def kernel(op: str) -> Impl:

@@ -1,5 +1,6 @@
 """CPU: the native kernels, if they were compiled, and those of PyTorch's own ops that beat the generic kernel there."""
 
+import sys
 from collections.abc import Iterator
 
 from bitport.backends.cpu import (
@@ -22,6 +23,11 @@ LIBRARY = native.load()
 NO_PRODUCTS = (
     "no native products and attention: this processor has none of AVX2, AVX-512, AMX and NEON, and PyTorch's are "
     "faster than plain loops (which BITPORT_CPU_ISA=scalar asks for)"
+)
+COMPILER = (
+    "pip install ziglang, set CXX=python -m ziglang c++"
+    if sys.platform == "win32"
+    else "install a C++ compiler (g++ or clang++)"
 )
 
 register_kernel(Impl("linear", "int8pack_mm", "cpu", int8pack_mm.run, int8pack_mm.refuses))
@@ -72,5 +78,5 @@ def describe() -> list[str]:
     return [
         f"no native kernels: {LIBRARY}",
         "without them weights are dequantized on every call",
-        "install a C++ compiler (g++ or clang++), then in the folder of bitport's source: pip install --no-deps -e .",
+        f"{COMPILER}, then in the folder of bitport's source: pip install --no-deps -e .",
     ]

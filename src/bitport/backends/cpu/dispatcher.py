@@ -23,7 +23,8 @@ from bitport.ops.native_codes import ACTS, THEN
 from bitport.ops.table import lost_type
 
 OPS = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "grouped_linear", "dyn_grouped_linear", "embedding")
-TORCH = Path(torch.__file__).with_name("lib") / f"libtorch_cpu.{'dylib' if sys.platform == 'darwin' else 'so'}"
+NAMES = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}
+TORCH = Path(torch.__file__).with_name("lib") / NAMES.get(sys.platform, "libtorch_cpu.so")
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
