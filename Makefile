@@ -157,7 +157,7 @@ compile-macos:
 	$(MAKE) SANITIZED=build/macos SANITIZE_CXX='$(MACOS_CXX) -std=c++17 -O2 -pthread' \
 	  build/macos/src/bitport/backends/cpu/libbitport_kernels.so
 
-# Compiles the kernels and their tests for Windows, where they have not been run yet, and runs them in Wine.
+# The kernels and their tests, compiled for Windows and run in Wine; on Windows itself they have not been run yet.
 WINDOWS_CXX ?= $(PYTHON) -m ziglang c++ -target x86_64-windows-gnu
 WINE ?= wine
 
