@@ -178,8 +178,8 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const Rou
 
   call.streams = engine.stream && !fused && lines_past_caches(product);
   call.job = Job{&w, memory, call.sums_of_x, m, block, rounded && rounded->in_blocks ? rounded->factors : nullptr, apart};
-  const bool much = rounded ? m * w.k >= kFewNumbers : m - apart > 64;   // rounding takes longer than copying
-  const int64_t together = rounded ? 1 : 32;
+  const bool much = (m - apart) * w.k >= (rounded ? kFewNumbers : 4 * kFewNumbers);   // rounding takes longer than copying
+  const int64_t together = rounded ? 1 : 16;
   share(ceil_div(m - apart, together), much ? product.threads : 1, [&](int64_t i) {
     for (int64_t row = apart + i * together, end = row + together; row < m && row < end; ++row) call.lay_out(call.job, row);
   });
