@@ -57,7 +57,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, owner: Any, step: int, do: Callable
     monkeypatch.setattr(owner, "sync_directory", synced)
 
 
-@pytest.mark.parametrize(("step", "last"), [(2, 2.0), (3, 3.0)], ids=["before its manifest", "behind it"])
+@pytest.mark.parametrize(("step", "last"), [(1, 2.0), (2, 3.0)], ids=["before its manifest", "behind it"])
 def test_without_locks(step: int, last: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some network file systems: another process completes a save in the middle of a save."""
 
@@ -72,7 +72,7 @@ def test_without_locks(step: int, last: float, tmp_path: Path, monkeypatch: pyte
     assert shards(tmp_path) == set(read_manifest(tmp_path).shards)
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 2])
 def test_the_second_waits(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(1.0, tmp_path)
     second = threading.Thread(target=save, args=(3.0, tmp_path))

@@ -132,7 +132,6 @@ class Writer:
                         raise OSError(f"{name} was changed by another process in the meantime")
                 for copy, relative in self.carried.items():
                     move(copy, self.directory, relative)
-                sync_directory(self.directory)
                 replaced = manifest_text(self.directory)
                 move(staged, self.directory, Path(NAME))
                 clear(self.directory, self.shards, replaced)
