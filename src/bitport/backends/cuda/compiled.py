@@ -145,8 +145,8 @@ def _bytes(program: ctypes.c_void_p, what: str) -> bytes:
 def architecture(major: int, minor: int) -> str | None:
     """Return what to compile for to run on sm{major}{minor}: that itself or, where NVRTC is older than the chip, the
     first of its generation, whose code all later ones run. None if NVRTC knows neither."""
-    known = _architectures()
-    return next((str(each) for each in (10 * major + minor, 10 * major) if each in known), None)
+    known, chip, first = _architectures(), 10 * major + minor, 10 * major
+    return str(chip) if chip in known else str(first) if first in known else None
 
 
 @functools.cache
