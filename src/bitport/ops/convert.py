@@ -15,7 +15,17 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
-from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, Format, Quantized, quantize, quantize_rows, static_scale
+from bitport.numerics import (
+    ACTIVATIONS,
+    FLOATS,
+    STATIC,
+    Format,
+    Quantized,
+    packed_size,
+    quantize,
+    quantize_rows,
+    static_scale,
+)
 from bitport.ops import samples
 from bitport.ops.linear import check_activation
 from bitport.ops.select import declare
@@ -112,20 +122,21 @@ def _quantize(value: Tensor, fmt: str) -> list[Tensor]:
 
 def _fake_quantize(value: Tensor, fmt: str) -> list[Tensor]:
     """Shapes alone: the generic kernel takes milliseconds on them, which add up over the weights of a large model."""
-    form, (*batch, n, k) = parse_format(fmt), value.shape
-    data = layouts.layout("plain").expects(Matrix(form.dtype, n, k, *form.block_shape(n, k)))
+    form, (*rows, k) = parse_format(fmt), value.shape
+    data = value.new_empty(*rows, packed_size(k, form.number.bits), dtype=form.number.storage)
+    return to_list(with_room(data, value, form))
 
-    def part(dtype: torch.dtype | None, *shape: int) -> Tensor | None:
-        return None if dtype is None else value.new_empty((*batch, *shape), dtype=dtype)
 
-    scales = form.scale_shape(n, k)
-    parts = (
-        part(data.data_dtype, *data.data_shape),
-        part(form.scale_dtype(value.dtype), *scales),
-        part(form.zero_dtype(value.dtype), *scales),
-        part(torch.float32 if form.global_scale else None, 1, 1),
+def with_room(data: Tensor, value: Tensor, fmt: Format) -> Quantized:
+    """Return the codes ``data`` of ``value`` [..., N, K] with the other parts of ``fmt``, uninitialized."""
+    *batch, n, k = value.shape
+    grid, zero = (*batch, *fmt.scale_shape(n, k)), fmt.zero_dtype(value.dtype)
+    return Quantized(
+        data,
+        value.new_empty(grid, dtype=fmt.scale_dtype(value.dtype)),
+        None if zero is None else value.new_empty(grid, dtype=zero),
+        value.new_empty(*batch, 1, 1, dtype=torch.float32) if fmt.global_scale else None,
     )
-    return to_list(Quantized(*parts))  # type: ignore[arg-type]
 
 
 def _samples_quantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bitport.backends.cpu.native import TYPES, Library
 from bitport.layouts import large_pages
-from bitport.numerics import NUMBER_TYPES, Format, Quantized, packed_size
+from bitport.numerics import NUMBER_TYPES, Format, packed_size
 from bitport.numerics.codebooks import midpoints, zero_code
 from bitport.ops import Impl, register_kernel
-from bitport.ops.convert import parse_format, to_list
+from bitport.ops.convert import parse_format, to_list, with_room
 
 KINDS = {"int": 0, "float": 1, "codebook": 2}
 RULES = {"floor": 0, "ceil": 1, "even": 2, "rceil": 3}
@@ -83,16 +83,10 @@ def register(library: Library) -> None:
     def run(value: Tensor, text: str) -> list[Tensor]:
         fmt, dtype = parse_format(text), value.dtype
         *batch, n, k = value.shape
-        grid, zero = (*batch, *fmt.scale_shape(n, k)), fmt.zero_dtype(dtype)
         x = value.contiguous().resolve_neg()
         # in small pages, allocating many codes would take as long as computing them
         codes = large_pages.empty((*batch, n, packed_size(k, fmt.number.bits)), large_pages.KEPT + 1)
-        parts = Quantized(
-            codes.view(fmt.number.storage),
-            x.new_empty(grid, dtype=fmt.scale_dtype(dtype)),
-            None if zero is None else x.new_empty(grid, dtype=zero),
-            x.new_empty(*batch, 1, 1, dtype=torch.float32) if fmt.global_scale else None,
-        )
+        parts = with_room(codes.view(fmt.number.storage), x, fmt)
         described, count = _described(fmt, n, k, dtype), math.prod(batch)
         for at in range(count):
             source, *places = (
