@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +24,8 @@ from bitport.ops.attention import AttentionArgs
 from tests.backends import on_fake_chips
 from tests.backends.on_fake_chips import DEVICE, arguments, check_chosen, chosen, waits
 
-kernels.register(DEVICE)
+FAULTS: list[str] = []
+kernels.register(DEVICE, lambda: next(iter(FAULTS), None))
 
 CHOSEN = """
 scheme           rows  sm80             sm90               sm100              rocm          xpu
@@ -116,6 +118,15 @@ def test_chosen_where_cuda_compiles(
     monkeypatch.setattr(capability, "shared_memory", lambda device: 163 << 10)
     op, args = arguments(scheme, rows)
     assert decide(op, *args).kernel == kernel
+
+
+def test_where_triton_compiles_nothing_the_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the crossovers between the others and Triton's do not count."""
+    check_chosen("int8-dyn", 1, "triton_gemv")
+    monkeypatch.setattr(sys.modules[__name__], "FAULTS", ["triton compiles nothing"])
+    check_chosen("int8-dyn", 1, "int_mm")
+    op, args = arguments("nf4", 1)
+    assert dict(decide(op, *args).refused)["triton_gemv"] == "triton compiles nothing"
 
 
 SCHEMES = {

@@ -6,6 +6,9 @@ several at a time, on_triton_scaled.py for scaled products of blocks, on_triton_
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,10 +79,64 @@ def test_without_a_device_it_says_so_and_registers_nothing() -> None:
     assert not [impl.name for impls in IMPLS.values() for impl in impls if impl.name.startswith("triton")]
 
 
+def test_without_a_compiler_it_names_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bitport.backends.triton import probe
+
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    assert "install gcc or clang" in str(probe.missing())
+    monkeypatch.setenv("CC", "tcc")
+    assert probe.missing() is None
+
+
+ON_THE_CPU = """
+import bitport as bp
+model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+bp.quantize_(model, "int4")
+model(torch.ones(1, 64))
+from bitport.backends.triton import MISSING, probe
+print(MISSING, probe.fault.cache_info().currsize, [kernel.name for kernel in bp.ops.IMPLS["embedding", device]])
+"""
+"""Initializing a GPU takes half a gigabyte of its memory and the right to fork. So only a call for one of its kernels
+asks whether Triton compiles for it."""
+
+
+def prints(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+@needs_triton
+@pytest.mark.skipif(DEVICE is not None, reason="there is a device here, and it is used by the next test")
+def test_work_on_the_cpu_does_not_ask_what_a_gpu_can() -> None:
+    seen = """
+import torch
+device = "cuda"
+torch.accelerator.current_accelerator = lambda check_available=False: None if check_available else torch.device(device)
+torch.accelerator.device_count = lambda: 1
+"""
+    assert prints(seen + ON_THE_CPU) == "None 0 ['triton_rows']\n"
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE is None, reason="no device here")
+def test_work_on_the_cpu_leaves_a_gpu_to_processes_forked_later() -> None:
+    assert DEVICE is not None
+    forked = """
+import os
+if os.fork():
+    os.wait()
+else:
+    print(torch.ones(1, device=device).item(), flush=True)
+"""
+    begin = f"import torch\ndevice = '{DEVICE.type}'\n"
+    assert prints(begin + ON_THE_CPU + "print(end='', flush=True)" + forked) == "None 0 ['triton_rows']\n1.0\n"
+
+
 def test_without_triton_it_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "device", lambda: torch.device("cuda"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install triton" in str(triton.missing())
+    assert "bitport[triton]" in str(triton.missing())
 
 
 @pytest.mark.parametrize(("bits", "k"), [(1, 8), (2, 8), (4, 8), (8, 4), (3, 32), (6, 16)])

@@ -27,7 +27,7 @@ EXTRAS = (
     Extra("lm_eval", "pip install 'bitport[lm-eval]'", "eval --tasks"),
     Extra("onnx", "pip install 'bitport[onnx]'", "export --onnx"),
     Extra("executorch", "pip install 'bitport[executorch]'", "export --executorch"),
-    Extra("triton", "pip install triton", "Triton kernels on GPUs; torch's own and the generic kernels remain"),
+    Extra("triton", "pip install 'bitport[triton]'", "Triton kernels on GPUs; torch's own and generic kernels remain"),
     Extra("ml_dtypes", "pip install 'bitport[test]'", "test suite"),
     Extra("pytest", "pip install 'bitport[test]'", "test suite"),
 )

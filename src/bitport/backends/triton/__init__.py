@@ -1,4 +1,5 @@
-"""Kernels in Triton, one source for CUDA, ROCm and XPU. Triton is imported only if there is such a device."""
+"""Kernels in Triton, one source for CUDA, ROCm and XPU. Triton is imported only if there is such a device, and only a
+tensor on the device initializes it: a process that works on the CPU takes no memory of a GPU, and may fork."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ DEVICES = ("cuda", "xpu")
 
 
 def device() -> torch.device | None:
-    """Return this machine's accelerator if the kernels support its type."""
-    here = torch.accelerator.current_accelerator(check_available=True)
-    return here if here is not None and here.type in DEVICES else None
+    """Return this machine's accelerator if the kernels support its type. Devices are counted, which the driver's
+    management library does; asking whether they are available would initialize CUDA."""
+    here = torch.accelerator.current_accelerator()
+    return here if here is not None and here.type in DEVICES and torch.accelerator.device_count() else None
 
 
 def missing() -> str | None:
@@ -21,38 +23,46 @@ def missing() -> str | None:
     if device() is None:
         return f"no device of type {' or '.join(DEVICES)} here"
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed: pip install triton (for XPU it comes with PyTorch's own build)"
+        return "triton is not installed: pip install 'bitport[triton]' (for XPU it comes with PyTorch's own build)"
     from bitport.backends.triton import probe
 
-    return probe.fault()
+    return probe.missing()
 
 
-MISSING = missing()
-if (DEVICE := device()) is not None and MISSING is None:
-    from bitport.backends.triton import kernels
+if (MISSING := missing()) is None and (here := device()) is not None:
+    from bitport.backends.triton import kernels, probe
 
-    kernels.register(DEVICE.type)
+    kernels.register(here.type, probe.fault)
+
+
+def unusable() -> str | None:
+    """Return why the kernels cannot run here, or None. Unlike :func:`missing` it initializes the device."""
+    return MISSING or probe.fault()
 
 
 def tune() -> Iterator[str]:
     """Measure block sizes and crossovers for ``bitport tune``."""
-    if DEVICE is None or MISSING is not None:
-        yield f"nothing to choose between: {MISSING}"
+    if reason := unusable():
+        yield f"nothing to choose between: {reason}"
         return
     from bitport.backends.triton import measure
 
-    yield from measure.tune(torch.device(DEVICE.type, torch.accelerator.current_device_index()))
+    yield from measure.tune(current())
 
 
 def describe() -> list[str]:
     """Describe the table in use for ``bitport doctor``."""
-    if DEVICE is None or MISSING is not None:
-        return [f"not used: {MISSING}"]
+    if reason := unusable():
+        return [f"not used: {reason}"]
     from bitport.backends.triton import configs
 
-    table = configs.of(DEVICE)
+    table = configs.of(current())
     left = table.content.get("unmeasured")
     return [
-        f"blocks and crossovers of {configs.architecture(DEVICE)}: {table.source}",
+        f"blocks and crossovers of {configs.architecture(current())}: {table.source}",
         *([f"bitport tune was stopped before {', '.join(left)}; run it again to go on"] if left else []),
     ]
+
+
+def current() -> torch.device:
+    return torch.device(torch.accelerator.current_device_index())

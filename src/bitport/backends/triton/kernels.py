@@ -183,11 +183,18 @@ AFTER_PYTORCHS = -1
 """Priority: PyTorch's own kernels, which refuse by the table, are asked first, whatever the order of imports."""
 
 
-def register(device: str) -> None:
+def register(device: str, fault: Callable[[], str | None]) -> None:
     """Register all kernels for ``device``, and stop preferring TilePacked there: these kernels read int4 in row-major
     layouts for any number of rows and for embedding lookups. Tile-packed weights, which only PyTorch's product reads,
-    are then made only on request."""
+    are then made only on request. ``fault`` says why Triton compiles nothing for the device, or None; it initializes
+    the device, so the first call for a kernel asks it."""
     for op, name, run, supports in KERNELS:
-        register_kernel(Impl(op, name, device, run, supports, AFTER_PYTORCHS))
+        register_kernel(Impl(op, name, device, run, _where_it_compiles(fault, supports), AFTER_PYTORCHS))
     TilePacked.devices = tuple(each for each in TilePacked.devices if each != device)
-    LEAST_ROWS[device] = lambda kernel, where: configs.of(where).least_rows(kernel)
+    LEAST_ROWS[device] = lambda kernel, where: 1 if fault() else configs.of(where).least_rows(kernel)
+
+
+def _where_it_compiles(
+    fault: Callable[[], str | None], supports: Callable[..., str | None]
+) -> Callable[..., str | None]:
+    return lambda *args: fault() or supports(*args)
