@@ -289,6 +289,7 @@ def test_experts_of_mixtral_by_their_names_of_today(tmp_path: Path) -> None:
         ("qwen2moe", "blk.1.ffn_gate_shexp.weight"),
         ("gemma4", "blk.0.post_norm.weight"),
         ("lfm2", "token_embd_norm.weight"),
+        ("glm4", "token_embd.weight"),
     ],
 )
 def test_a_tensor_that_is_missing(kind: str, tensor: str, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def said(path: Path) -> dict[str, Any]:
         ("gemma4", {"rope.scaling.factor": (8.0, types.FLOAT32)}, "rope.scaling.type is 'linear'; none is read"),
         ("gemma4", {"embedding_length_per_layer_input": (0, types.UINT32)}, r"blk\.0\.inp_gate.* has no such"),
         ("gemma4", {"expert_count": (4, types.UINT32)}, "expert_used_count must be int, not absent"),
+        ("gemma4", {"expert_used_count": (2, types.UINT32)}, "expert_count must be int, not absent"),
         ("gemma4-experts", {"expert_feed_forward_length": None}, "expert_feed_forward_length must be int, not absent"),
         ("lfm2moe", {"expert_weights_scale": (2.0, types.FLOAT32)}, "expert_weights_scale = 2.0"),
         ("lfm2", {"attention.head_count_kv": (2, types.UINT32)}, "head_count_kv is 2; a list of 0 and one other"),

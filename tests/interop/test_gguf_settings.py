@@ -9,9 +9,8 @@ import torch
 
 from bitport.errors import BitportError
 from bitport.interop.gguf.architectures import architecture
-from bitport.interop.gguf.config import KEYS
+from bitport.interop.gguf.keys import KEYS
 from bitport.interop.gguf.settings import settings_of
-from bitport.interop.gguf.special import SCALES
 
 from .gguf_published import PUBLISHED
 
@@ -97,8 +96,9 @@ def test_scales_of_yarn(scale: float) -> None:
 
 def test_granite_without_its_scales() -> None:
     """They default to 1, including the attention scale."""
-    said = settings_of({key: value for key, value in PUBLISHED["Granite 3.3 2B"].items() if key not in SCALES}, NONE)
-    assert [said.settings[f"granite.{KEYS[key]}"] for key in SCALES] == [1.0] * 4
+    scales = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    said = settings_of({key: value for key, value in PUBLISHED["Granite 3.3 2B"].items() if key not in scales}, NONE)
+    assert [said.settings[f"granite.{KEYS[key]}"] for key in scales] == [1.0] * 4
 
 
 @pytest.mark.parametrize(

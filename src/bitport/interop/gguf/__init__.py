@@ -1,6 +1,6 @@
 """GGUF files of llama.cpp: the container (header, parts, output), the numbers (blocks, joins), reading as a model of
-transformers (names, config, tokenizer, source) or of diffusers (diffusion), and writing of a model of transformers
-(settings, vocabulary, writer)."""
+transformers (keys, names, config, tokenizer, source) or of diffusers (diffusion), and writing of a model of
+transformers (settings, vocabulary, writer)."""
 
 from bitport.interop.gguf.diffusion import Diffusion
 from bitport.interop.gguf.source import Gguf

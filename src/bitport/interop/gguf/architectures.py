@@ -15,7 +15,7 @@ from typing import Any
 from bitport.errors import CheckpointError
 from bitport.interop.gguf import gemma4
 from bitport.interop.gguf import special as specials
-from bitport.interop.gguf.config import Settings, config_of
+from bitport.interop.gguf.keys import Settings
 
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 OUTSIDE_OF_LFM2 = {
@@ -115,6 +115,11 @@ HYBRID = {
 """Type of a layer -> the tensors that layers of other types do not have."""
 CONVOLVING = {"conv": tuple(CONVOLUTION), "full_attention": tuple(ATTENTION_OF_LFM2)}
 BIASES = {"attention_bias": "self_attn.q_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
+CHOSEN = {"num_experts": ..., "num_experts_per_tok": ...}
+LOCAL_EXPERTS = {"num_local_experts": ..., "num_experts_per_tok": ...}
+OF_ONE_SIZE = {"moe_intermediate_size": ...}
+SIZES = dict.fromkeys(specials.LINEAR, ...)
+"""Of linear attention."""
 SIGMOID = {"expert_gating_func": 2}
 """Experts are chosen by the sigmoid of their scores."""
 
@@ -126,7 +131,7 @@ class Architecture:
     names: Mapping[str, str]
     """Names of modules in a block."""
     special: Callable[[Settings, dict[str, Any]], None] = specials.nothing_more
-    """Adds what is specific to the architecture to the config.json."""
+    """Changes the config.json, which has ``more`` already, where the architecture differs from others."""
     outside: Mapping[str, str] = dataclasses.field(default_factory=lambda: OUTSIDE)
     """Names of modules outside of blocks."""
     interleaved: bool = False
@@ -138,8 +143,9 @@ class Architecture:
     gelu: bool = False
     tied: bool = False
     """Whether the head is always the embedding."""
-    more: tuple[str, ...] = ()
-    """The entries of KEYS that not all architectures have."""
+    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The entries of KEYS that not all architectures have -> their value in a file without the setting: ``...`` if each
+    file must have it, None if ``special`` finds it."""
     declared: Mapping[str, str] = dataclasses.field(default_factory=lambda: BIASES)
     """Key of config.json -> the parameter of the first layer which is there if it is true; if empty, no module has a
     bias."""
@@ -162,13 +168,6 @@ class Architecture:
     older: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Parts of older tensor names in files of transformers -> the current ones."""
 
-    def config(self, settings: Settings) -> dict[str, Any]:
-        for key, value in self.fixed.items():
-            if (said := settings.get(key, (type(value),), value)) != value:
-                raise CheckpointError(f"{settings.architecture}.{key} is {short(said)}; {short(value)} is read")
-        names = self.classname, self.model_type, self.epsilon
-        return config_of(*names, self.special, settings, dense=self.dense, several=self.several)
-
     def declares(self, parameters: Collection[str]) -> dict[str, bool]:
         """The keys of ``declared`` for config.json. ``parameters``: those of the first layer."""
         return {key: parameter in parameters for key, parameter in self.declared.items()}
@@ -182,10 +181,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         "MixtralForCausalLM",
         "mixtral",
         {**ATTENTION, **BEFORE_MLP, **ROUTED},
-        specials.mixtral,
+        specials.llama,
         interleaved=True,
         stacked=EXPERTS,
-        more=("num_local_experts", "num_experts_per_tok"),
+        more=LOCAL_EXPERTS,
         unscaled=(),
         declared={},
         file="llama",
@@ -199,7 +198,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**ATTENTION, **BEFORE_MLP, **ROUTED, **SHARED},
         specials.qwen2moe,
         stacked=EXPERTS,
-        more=("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
+        more=CHOSEN | {"moe_intermediate_size": None, "shared_expert_intermediate_size": None},
         declared={"qkv_bias": "self_attn.q_proj.bias"},
     ),
     "qwen3moe": Architecture(
@@ -209,7 +208,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.qwen3moe,
         stacked=EXPERTS,
         unscaled=(),
-        more=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        more=CHOSEN | OF_ONE_SIZE,
     ),
     "qwen35": Architecture(
         "Qwen3_5ForCausalLM",
@@ -218,7 +217,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.qwen35,
         norms_less_one=True,
         unscaled=(),
-        more=specials.LINEAR,
+        more=SIZES,
         of_layers=HYBRID,
         declared={},
     ),
@@ -229,11 +228,11 @@ ARCHITECTURES: dict[str, Architecture] = {
             **{**ATTENTION, **HEAD_NORMS, **LINEAR, "post_attention_norm": "post_attention_layernorm"},
             **{**ROUTED, **SHARED},
         },
-        specials.qwen35moe,
+        specials.qwen35,
         unscaled=(),
         norms_less_one=True,
         stacked=EXPERTS,
-        more=(*specials.LINEAR, *specials.EXPERTS),
+        more=SIZES | CHOSEN | OF_ONE_SIZE | {"shared_expert_intermediate_size": ...},
         of_layers=HYBRID,
         dense=False,
         declared={},
@@ -250,7 +249,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.gpt_oss,
         stacked=EXPERTS,
         in_turn=True,
-        more=("num_local_experts", "num_experts_per_tok", "sliding_window"),
+        more={**LOCAL_EXPERTS, "sliding_window": ...},
         biased=("attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
     ),
     "minimax-m2": Architecture(
@@ -259,7 +258,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**ATTENTION, **HEAD_NORMS, **BEFORE_MLP, **ROUTED, "exp_probs_b": "mlp.e_score_correction_bias"},
         specials.minimax_m2,
         stacked=EXPERTS,
-        more=("num_local_experts", "num_experts_per_tok"),
+        more=LOCAL_EXPERTS,
         declared={},
         fixed=SIGMOID,
         older={"block_sparse_moe.": "mlp."},
@@ -269,7 +268,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "phi3",
         {"attn_norm": "input_layernorm", "attn_output": "self_attn.o_proj", **BEFORE_MLP, **FUSED},
         specials.phi3,
-        more=("sliding_window",),
+        more={"sliding_window": 0},
     ),
     "gemma": Architecture(
         "GemmaForCausalLM", "gemma", {**ATTENTION, **BEFORE_MLP, **MLP}, norms_less_one=True, gelu=True
@@ -281,7 +280,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.gemma2,
         norms_less_one=True,
         gelu=True,
-        more=("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+        more={"sliding_window": ..., "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
@@ -290,7 +289,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.gemma3,
         norms_less_one=True,
         gelu=True,
-        more=("sliding_window", "final_logit_softcapping"),
+        more={"sliding_window": ..., "final_logit_softcapping": None},
     ),
     "gemma4": Architecture(
         "Gemma4ForCausalLM",
@@ -303,10 +302,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         outside={**OUTSIDE, **ALL_INPUTS},
         gelu=True,
         stacked={parameter.removeprefix("mlp."): leaves for parameter, leaves in EXPERTS.items()},
-        more=(
-            *("sliding_window", "final_logit_softcapping", "num_kv_shared_layers", "hidden_size_per_layer_input"),
-            *gemma4.EXPERTS,
-        ),
+        more={"sliding_window": ..., "final_logit_softcapping": 30.0}
+        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+        | dict.fromkeys(gemma4.EXPERTS),
         several=("num_key_value_heads", "intermediate_size"),
         of_layers={
             **{"keys": ("attn_k", "attn_k_norm"), "values": ("attn_v",), "inputs": (*INPUTS, *ALL_INPUTS)},
@@ -329,7 +327,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**ATTENTION, **BEFORE_MLP, **MLP},
         specials.granite,
         interleaved=True,
-        more=specials.SCALES,
+        more={"embedding_multiplier": 1.0, "residual_multiplier": 1.0}
+        | {"attention_multiplier": None, "logits_scaling": ...},
     ),
     "olmo2": Architecture(
         "Olmo2ForCausalLM",
@@ -375,7 +374,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         specials.glm4moe,
         stacked=EXPERTS,
-        more=specials.GLM_EXPERTS,
+        more={"n_routed_experts": ..., "num_experts_per_tok": ..., "n_shared_experts": ..., **OF_ONE_SIZE}
+        | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}
+        | {"routed_scaling_factor": 1.0, "norm_topk_prob": False},
         of_layers={"dense": tuple(MLP), "sparse": (*ROUTED, "exp_probs_b", *ALWAYS_SHARED, *STACKS)},
         optional=tuple(HEAD_NORMS),
         declared={"attention_bias": "self_attn.q_proj.bias", "use_qk_norm": "self_attn.q_norm.weight"},
@@ -388,7 +389,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.lfm2,
         outside=OUTSIDE_OF_LFM2,
         epsilon="norm_eps",
-        more=("conv_L_cache",),
+        more={"conv_L_cache": ...},
         several=("num_key_value_heads",),
         of_layers=CONVOLVING,
         unscaled=(*UNSCALED, *CONVOLUTION),
@@ -402,7 +403,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         outside=OUTSIDE_OF_LFM2,
         stacked={parameter.replace("mlp", "feed_forward"): leaves for parameter, leaves in EXPERTS.items()},
         epsilon="norm_eps",
-        more=("conv_L_cache", *specials.LFM2_EXPERTS),
+        more=CHOSEN | OF_ONE_SIZE | {"conv_L_cache": ..., "num_dense_layers": 0},
         several=("num_key_value_heads",),
         of_layers={**CONVOLVING, "dense": tuple(MLP), "sparse": ("ffn_gate_inp", "exp_probs_b", *STACKS)},
         unscaled=(*UNSCALED, *CONVOLUTION),
@@ -423,7 +424,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.starcoder2,
         epsilon="norm_epsilon",
         gelu=True,
-        more=("sliding_window",),
+        more={"sliding_window": 0},
         declared={"use_bias": "self_attn.q_proj.bias"},
         biased=("output_norm", "attn_norm", "attn_output", "ffn_norm", "ffn_up", "ffn_down"),
     ),
@@ -434,7 +435,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         specials.cohere2,
         epsilon="layer_norm_eps",
         tied=True,
-        more=("logit_scale", "sliding_window"),
+        more={"logit_scale": ..., "sliding_window": ...},
         unscaled=(),
         declared={},
     ),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.interop.gguf.config import KEYS, Settings
+from bitport.interop.gguf.keys import KEYS, Settings
 from bitport.interop.gguf.special import windows
 
 HEADS, SIZE, PATTERN = "num_key_value_heads", "intermediate_size", "attention.sliding_window_pattern"
@@ -49,13 +49,11 @@ def special(settings: Settings, config: dict[str, Any]) -> None:
         _check(settings, HEADS, heads, _heads(config))
     if isinstance(sizes, list):
         config[SIZE] = sizes[0]
-        _check(settings, SIZE, sizes, _sizes(config | {"num_kv_shared_layers": shared}))
-    config |= {"num_kv_shared_layers": shared, "enable_moe_block": KEYS["num_experts"] in settings}
+        _check(settings, SIZE, sizes, _sizes(config))
+    experts = {key: config.pop(key) for key in EXPERTS}
+    config["enable_moe_block"] = any(experts.values())
     if config["enable_moe_block"]:
-        config |= {key: settings.whole(KEYS[key]) for key in EXPERTS}
-    config["hidden_size_per_layer_input"] = settings.whole(KEYS["hidden_size_per_layer_input"], 0, least=0)
-    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
-    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], 30.0)
+        config |= {key: settings.of(key, ...) for key in experts}
     config["rope_parameters"] = _ropes(settings, config["rope_parameters"])
 
 

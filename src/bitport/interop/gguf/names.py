@@ -12,8 +12,8 @@ from torch import Tensor
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.gguf.architectures import Architecture
 from bitport.interop.gguf.changes import DECAY, NONE, ONES, PLAIN_NORMS, WIDE, Change, orders
-from bitport.interop.gguf.config import DENSE, EXPERTS, stated
 from bitport.interop.gguf.header import GgufTensor
+from bitport.interop.gguf.keys import DENSE, EXPERTS, stated
 
 CONFIGURING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are part of the configuration."""

@@ -14,9 +14,9 @@ import torch
 from bitport.errors import ArgumentError
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.header import shortest
-from bitport.interop.gguf.special import LINEAR, SCALES, hybrid_types, layer_types, with_rope
+from bitport.interop.gguf.keys import MOST
+from bitport.interop.gguf.special import LINEAR, layer_types, with_rope
 
-MOST = 1 << 24
 HYBRID = ("qwen35", "qwen35moe")
 OWN_HEADS = (
     *("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "gemma4", "mistral3", "glm4", "seed_oss", "ernie4_5"),
@@ -46,7 +46,7 @@ TURNED = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, "minimax-m2": 1.0, **dict.fr
 POSITIONS = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
 """The default rotary settings of HYBRID, for positions of three parts."""
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "granite": dict.fromkeys(SCALES, 1.0),
+    "granite": dict.fromkeys(ARCHITECTURES["granite"].more, 1.0),
     "glm4moe": {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     | {"routed_scaling_factor": 1.0, "norm_topk_prob": True, "attention_bias": False, "use_qk_norm": False},
     "lfm2": {"conv_bias": False, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
@@ -102,7 +102,8 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if name in HYBRID and wanted.get("layer_types") is None:
         _default(wanted, "full_attention_interval", 4)
         _check(wanted, "full_attention_interval")
-        wanted["layer_types"] = hybrid_types(wanted["num_hidden_layers"], wanted["full_attention_interval"])
+        every = wanted["full_attention_interval"]
+        wanted["layer_types"] = layer_types(wanted["num_hidden_layers"], every, "linear_attention")
     if name in HYBRID:
         for key in (*LINEAR, "linear_value_head_dim"):
             _check(wanted, key)

@@ -15,10 +15,11 @@ from torch import Tensor
 from bitport.errors import ArgumentError, shortened
 from bitport.interop.gguf import gemma4
 from bitport.interop.gguf.architectures import ARCHITECTURES, Architecture
-from bitport.interop.gguf.config import EPSILONS, KEYS, TOKENS, Settings
+from bitport.interop.gguf.config import TOKENS, config_of
 from bitport.interop.gguf.header import shortest
-from bitport.interop.gguf.normal import HYBRID, MOST, normal, real
-from bitport.interop.gguf.special import EVERY, INNER, SCALES, SECTIONS, llama3_factors
+from bitport.interop.gguf.keys import EPSILONS, KEYS, MOST, REAL, Settings
+from bitport.interop.gguf.normal import HYBRID, normal, real
+from bitport.interop.gguf.special import EVERY, INNER, SECTIONS, llama3_factors
 
 ALIKE = {"mistral": "llama"}
 """Model types that compute the same as another one."""
@@ -26,7 +27,6 @@ SOME = {key for its in ARCHITECTURES.values() for key in its.more}
 """The entries of KEYS that not all architectures have."""
 ALSO = {name: {"expert_feed_forward_length": "intermediate_size"} for name in ("gpt-oss", "minimax-m2")}
 """Additional settings that repeat a key of config.json."""
-REAL = (*EPSILONS, *SCALES, "logit_scale", "routed_scaling_factor", "attn_logit_softcapping", "final_logit_softcapping")
 ENDS = ("eos", "eot", "eom")
 HARMLESS = (
     *("architectures", "model_type", "_name_or_path", "transformers_version", "dtype", "torch_dtype", "auto_map"),
@@ -118,7 +118,7 @@ def settings_of(config: Mapping[str, Any], first: Collection[str]) -> Said:
         say(key, value)
     for token, number in _tokens(config):
         said[f"tokenizer.ggml.{token}_token_id"] = number
-    read = its.config(Settings(said, vectors))
+    read = config_of(its, Settings(said, vectors))
     _compare(its, wanted, read, its.declares(first))
     return Said(its, said, vectors, read)
 

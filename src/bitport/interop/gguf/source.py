@@ -19,8 +19,9 @@ from bitport.interop.gguf import grids, unused
 from bitport.interop.gguf.architectures import architecture
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.changes import codes_of_model, floats_of_model, misfit, rows_of_model
-from bitport.interop.gguf.config import KEYS, Settings
+from bitport.interop.gguf.config import config_of
 from bitport.interop.gguf.header import GgufTensor
+from bitport.interop.gguf.keys import KEYS, Settings
 from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, pieces, together
 from bitport.interop.gguf.split_files import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
@@ -52,15 +53,13 @@ class Gguf:
             its = architecture(header.settings)
             vectors = {name: stored.read() for name, stored in header.tensors.items() if _configures(name, stored)}
             settings = Settings(header.settings, vectors)
-            self.config, blocks = its.config(settings), settings.whole(KEYS["num_hidden_layers"])
+            self.config, blocks = config_of(its, settings), settings.whole(KEYS["num_hidden_layers"])
             left = unused.in_file(header.tensors, self.config, blocks)
             idle = {name for names in left.values() for name in names}
             tensors = {name: stored for name, stored in header.tensors.items() if name not in idle}
             self.pieces = pieces(its, tensors, self.config)
             shapes = {piece.name: _shape(piece) for piece in self.pieces}
             self.scales = {piece.name: _scales(piece) for piece in self.pieces}
-        if EMBEDDING not in shapes:
-            raise CheckpointError(f"{path} has no token_embd.weight; it holds no whole model")
         check_types(path, header.tensors)
         vocabulary = shapes[EMBEDDING][0]
         for key in ("bos_token_id", "pad_token_id"):

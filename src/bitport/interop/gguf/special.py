@@ -11,20 +11,12 @@ import torch
 from torch import Tensor
 
 from bitport.errors import CheckpointError
-from bitport.interop.gguf.config import DENSE, KEYS, MOST_LAYERS, Settings, predicting
+from bitport.interop.gguf.keys import KEYS, Settings, predicting
 
 PERMUTED = "Meta AI original pth"
 """The row order of attn_q and attn_k, as declared in old files; new ones use the same."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The same for all Llama models from 3.1; files have the resulting factors instead."""
-SCALES = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-"""The scales of granite."""
-EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-GLM_EXPERTS = (
-    *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace"),
-    *("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob"),
-)
-LFM2_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_dense_layers")
 LINEAR = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads")
 """The sizes of linear attention."""
 INNER, EVERY, SECTIONS = "ssm.inner_size", "full_attention_interval", "rope.dimension_sections"
@@ -80,8 +72,7 @@ def granite(settings: Settings, config: dict[str, Any]) -> None:
     """For granite, rope.scaling.finetuned says whether there are rotary embeddings at all."""
     if not settings.get("rope.scaling.finetuned", (bool,), True):
         raise CheckpointError("granite.rope.scaling.finetuned is False, which is a model without rotary embeddings")
-    usual = (1.0, 1.0, config["head_dim"] ** -0.5, ...)
-    config |= {key: settings.real(KEYS[key], default) for key, default in zip(SCALES, usual, strict=True)}
+    config["attention_multiplier"] = config["attention_multiplier"] or config["head_dim"] ** -0.5
 
 
 def mistral3(settings: Settings, config: dict[str, Any]) -> None:
@@ -105,19 +96,17 @@ def turned(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def starcoder2(settings: Settings, config: dict[str, Any]) -> None:
-    config["sliding_window"] = settings.get(KEYS["sliding_window"], (int,), 0) or None
+    config["sliding_window"] = config["sliding_window"] or None
 
 
 def cohere2(settings: Settings, config: dict[str, Any]) -> None:
-    config["logit_scale"] = settings.real(KEYS["logit_scale"])
-    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
     config["layer_types"] = windows(settings, config["num_hidden_layers"], every=4)
 
 
 def phi3(settings: Settings, config: dict[str, Any]) -> None:
     rope = config["rope_parameters"]
     turned(settings, config)
-    config["sliding_window"] = settings.get(KEYS["sliding_window"], (int,), 0) or None
+    config["sliding_window"] = config["sliding_window"] or None
     original = settings.whole("rope.scaling.original_context_length", config["max_position_embeddings"])
     config["original_max_position_embeddings"] = original
     attention = settings.real("rope.scaling.attn_factor", None)
@@ -131,40 +120,23 @@ def phi3(settings: Settings, config: dict[str, Any]) -> None:
     rope |= {} if attention is None else {"attention_factor": attention}
 
 
-def mixtral(settings: Settings, config: dict[str, Any]) -> None:
-    llama(settings, config)
-    config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
-
-
 def qwen2moe(settings: Settings, config: dict[str, Any]) -> None:
     """llama.cpp does not normalize the weights of the selected experts; old files lack the sizes of experts."""
-    config |= {key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok")}
     whole = config["intermediate_size"]
-    for key, usual in (
-        ("moe_intermediate_size", whole // config["num_experts_per_tok"]),
-        ("shared_expert_intermediate_size", whole),
-    ):
-        config[key] = settings.whole(KEYS[key], usual)
+    config["moe_intermediate_size"] = config["moe_intermediate_size"] or whole // config["num_experts_per_tok"]
+    config["shared_expert_intermediate_size"] = config["shared_expert_intermediate_size"] or whole
     config["norm_topk_prob"] = False
 
 
 def qwen3moe(settings: Settings, config: dict[str, Any]) -> None:
     """llama.cpp normalizes the weights of the selected experts to a sum of 1, regardless of the file."""
-    config |= {
-        **{key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
-        "norm_topk_prob": True,
-    }
+    config["norm_topk_prob"] = True
 
 
 def glm4moe(settings: Settings, config: dict[str, Any]) -> None:
     """The first layers have no experts."""
     config["num_hidden_layers"] -= predicting(settings)
     turned(settings, config)
-    config |= {key: settings.whole(KEYS[key]) for key in GLM_EXPERTS[:4]}
-    config |= {key: settings.whole(KEYS[key], 1) for key in ("n_group", "topk_group")}
-    config["first_k_dense_replace"] = settings.whole(DENSE, 0, MOST_LAYERS, least=0)
-    config["routed_scaling_factor"] = settings.real(KEYS["routed_scaling_factor"], 1.0)
-    config["norm_topk_prob"] = settings.get(KEYS["norm_topk_prob"], (bool,), False)
     config["num_nextn_predict_layers"] = 0
 
 
@@ -176,8 +148,6 @@ def lfm2(settings: Settings, config: dict[str, Any]) -> None:
 def lfm2moe(settings: Settings, config: dict[str, Any]) -> None:
     """llama.cpp normalizes the weights of the selected experts, and does not scale them."""
     _convolving(settings, config)
-    config |= {key: settings.whole(KEYS[key]) for key in LFM2_EXPERTS[:3]}
-    config["num_dense_layers"] = settings.whole(DENSE, 0, MOST_LAYERS, least=0)
     config |= {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 
 
@@ -190,7 +160,6 @@ def _convolving(settings: Settings, config: dict[str, Any]) -> None:
         raise CheckpointError(f"{key} is {short(heads)}; a list of 0 and one other number is read")
     config["num_key_value_heads"] = some.pop()
     config["layer_types"] = ["full_attention" if each else "conv" for each in heads]
-    config["conv_L_cache"] = settings.whole(KEYS["conv_L_cache"])
     config["conv_bias"] = False
 
 
@@ -198,7 +167,6 @@ def qwen35(settings: Settings, config: dict[str, Any]) -> None:
     """Positions have three parts (SECTIONS), which are the same in text. llama.cpp has one size for all heads of linear
     attention."""
     config["num_hidden_layers"] -= predicting(settings)
-    config |= {key: settings.whole(KEYS[key]) for key in LINEAR}
     keys, values, width = (config[key] for key in ("linear_num_key_heads", "linear_num_value_heads", LINEAR[1]))
     inner = settings.whole(INNER)
     if values % keys or inner != values * width:
@@ -207,7 +175,7 @@ def qwen35(settings: Settings, config: dict[str, Any]) -> None:
             f"multiple of these, with {width} each"
         )
     config["linear_value_head_dim"] = width
-    config["layer_types"] = hybrid_types(config["num_hidden_layers"], settings.whole(EVERY, 4))
+    config["layer_types"] = layer_types(config["num_hidden_layers"], settings.whole(EVERY, 4), "linear_attention")
     turned(settings, config)
     sections = settings.get(SECTIONS, (list,))
     if len(sections) != 4 or not all(type(each) is int and each >= 0 for each in sections) or sections[3]:
@@ -215,21 +183,8 @@ def qwen35(settings: Settings, config: dict[str, Any]) -> None:
     config["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": sections[:3]}
 
 
-def qwen35moe(settings: Settings, config: dict[str, Any]) -> None:
-    """llama.cpp and the model normalize the weights of the selected experts."""
-    qwen35(settings, config)
-    config |= {key: settings.whole(KEYS[key]) for key in EXPERTS}
-
-
-def hybrid_types(layers: int, every: int) -> list[str]:
-    """``every``: the period of layers with full attention."""
-    return ["linear_attention" if (at + 1) % every else "full_attention" for at in range(layers)]
-
-
 def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:
     """The model does not round the correction range of yarn to integers, regardless of the file; llama.cpp does."""
-    config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
-    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
     config["layer_types"] = windows(settings, config["num_hidden_layers"], every=2)
     _all_experts(settings, config)
     if config["rope_parameters"]["rope_type"] == "yarn":
@@ -238,7 +193,6 @@ def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:
 
 def minimax_m2(settings: Settings, config: dict[str, Any]) -> None:
     """llama.cpp and the model normalize the weights of the selected experts."""
-    config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
     turned(settings, config)
     _all_experts(settings, config)
 
@@ -252,15 +206,12 @@ def _all_experts(settings: Settings, config: Mapping[str, Any]) -> None:
 
 def gemma2(settings: Settings, config: dict[str, Any]) -> None:
     _gemma(settings, config, every=2)
-    config["attn_logit_softcapping"] = settings.real(KEYS["attn_logit_softcapping"], 50.0)
-    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], 30.0)
 
 
 def gemma3(settings: Settings, config: dict[str, Any]) -> None:
     _gemma(settings, config, every=6)
     near = {"rope_type": "default", "rope_theta": settings.real("rope.freq_base_swa", 10000.0)}
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
-    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], None)
 
 
 def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
@@ -269,7 +220,6 @@ def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
     largest = layers == LARGEST[str(settings.architecture)]
     usual = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
     config["query_pre_attn_scalar"] = round(settings.real("attention.scale", usual**-0.5) ** -2)
-    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
     config["layer_types"] = windows(settings, layers, every)
 
 
@@ -283,6 +233,6 @@ def windows(settings: Settings, layers: int, every: int) -> list[str]:
     return ["sliding_attention" if each else "full_attention" for each in pattern]
 
 
-def layer_types(layers: int, every: int) -> list[str]:
-    """``every``: the period of layers with full attention."""
-    return ["sliding_attention" if (at + 1) % every else "full_attention" for at in range(layers)]
+def layer_types(layers: int, every: int, others: str = "sliding_attention") -> list[str]:
+    """``every``: the period of layers with full attention; ``others``: the type between them."""
+    return [others if (at + 1) % every else "full_attention" for at in range(layers)]
