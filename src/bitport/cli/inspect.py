@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitport.checkpoint import Entry, read_manifest
+from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.shards import check_data
 from bitport.cli.common import add_verb, location, show
@@ -69,7 +70,7 @@ def examine(path: Path) -> dict[str, Any]:
 
 
 def _kind(entry: Entry) -> str:
-    return str(entry.scheme) if entry.scheme else str(entry.dtype).removeprefix("torch.")
+    return str(entry.scheme) if entry.scheme else name_of(entry.dtype)
 
 
 def _sum(tensors: list[Stored]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from bitport.errors import CheckpointError
 from bitport.interop import auto_round_floats, awq, codec, gptq
 from bitport.interop.auto_round_floats import FLOAT8, KEPT, KINDS
 from bitport.interop.checks import Stored
-from bitport.interop.codec import WeightNames, refuse_unknown, setting
+from bitport.interop.codec import WeightNames
+from bitport.interop.configuration import refuse_unknown, setting
 
 GPTQ = {"auto_gptq": "gptq", "gptq": "gptq", "auto_round": "gptq_v2", "gptqmodel": "gptq_v2"}
 """packing_format -> checkpoint_format of GPTQ."""
@@ -56,8 +57,8 @@ class Reader(codec.Reader):
                 f"AutoRound with data_type {kind!r}{', and rounded inputs' if rounded else ''}: int without rounded "
                 f"inputs, {', '.join(KINDS)} are read"
             )
-        own = {_pattern(name): said for name, said in setting(config, "extra_config", dict, {}).items()}
-        layers = {pattern: _settings(pattern, said, kind) for pattern, said in own.items()}
+        own = setting(config, "extra_config", dict, {})
+        layers = {_pattern(name): _settings(name, setting(own, name, dict), kind) for name in own}
         quantized = {pattern: said for pattern, said in layers.items() if said}
         if kind != "int":
             self.inner: codec.Reader = auto_round_floats.reader_of(config, quantized, dtype)
@@ -100,13 +101,12 @@ def _pattern(name: str) -> str:
     return f"^{re.escape(name)}$" if plain else name
 
 
-def _settings(pattern: str, said: Any, kind: str) -> dict[str, Any]:
+def _settings(name: str, own: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The settings that determine the numbers; empty for a layer that is not quantized. ``kind``: the data_type of
     layers without settings of their own."""
-    own: dict[str, Any] = setting({pattern: said}, pattern, dict)
     if setting(own, "bits", int, 0) >= KEPT:
         return {}
-    what = f"extra_config of {pattern!r}"
+    what = f"extra_config of {name!r}"
     refuse_unknown(own, (*FLOATS, *OWN, *gptq.CHOOSING), what)
     if kind != "int":
         return {key: own[key] for key in (*FLOATS, "bits", "group_size") if own.get(key) is not None}

@@ -17,9 +17,9 @@ import torch
 
 from bitport.errors import CheckpointError
 from bitport.interop import codec, compressed_tensors, float8
-from bitport.interop.codec import agreed, one_of, setting
 from bitport.interop.compressed_tensors.arguments import formats_of
 from bitport.interop.compressed_tensors.groups import group_of
+from bitport.interop.configuration import agreed, one_of, setting
 from bitport.schemes import Scheme, preset
 
 NAMES = {("mx_fp", 4): "mxfp4", ("mx_fp", 8): "mxfp8", ("nv_fp", 4): "nvfp4"}

@@ -24,8 +24,9 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec, gptq
-from bitport.interop.checks import Stored
-from bitport.interop.codec import Described, WeightNames, agreed, exactly, grouped, one_of, setting, tensors_of
+from bitport.interop.checks import Stored, exactly
+from bitport.interop.codec import Described, WeightNames, grouped, tensors_of
+from bitport.interop.configuration import agreed, one_of, setting
 from bitport.interop.shifts import of_zero_points, zero_points
 from bitport.interop.words import from_codes, to_codes, to_stream
 from bitport.numerics import FLOATS, pack_bits, unpack_bits

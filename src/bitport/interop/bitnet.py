@@ -22,7 +22,8 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import WeightNames, check_complete, one_of, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.configuration import one_of
 from bitport.numerics import Format, Quantized
 from bitport.numerics.packing import pack_bits
 from bitport.schemes import Scheme

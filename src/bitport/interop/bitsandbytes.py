@@ -34,12 +34,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.parse import parsed_object
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import Described, WeightNames, check_complete, grouped, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, check_complete, grouped, tensors_of
+from bitport.interop.configuration import setting
 from bitport.numerics import FLOATS, NUMBER_TYPES, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import from_signed, to_signed
@@ -155,7 +157,7 @@ class Writer(codec.Writer):
         return None
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
-        self.dtype = str(q.dtype).removeprefix("torch.")
+        self.dtype = name_of(q.dtype)
         if q.scheme.weight.dtype == "int8":
             if not q.scheme.act:
                 self.tell(INPUTS)

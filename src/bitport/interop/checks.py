@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bitport.checkpoint.dtypes import name_of
 from bitport.errors import ArgumentError, CheckpointError, cut
 from bitport.numerics import FLOATS, NUMBER_TYPES
 
@@ -82,6 +83,39 @@ def dtype_of_all(holds: Callable[[torch.dtype], bool]) -> torch.dtype:
     return next((half for half in (torch.bfloat16, torch.float16) if holds(half)), torch.float32)
 
 
+def order_of(group_of: Tensor, k: int, group: int, what: str) -> Tensor | None:
+    """The order that sorts the ``k`` columns by group of ``group`` columns ("act-order"); None if they are sorted
+    already."""
+    expect(group_of, what, (torch.int32,), (k,))
+    wanted = torch.arange(k, dtype=torch.int32) // group
+    if torch.equal(group_of, wanted):
+        return None
+    groups, order = torch.sort(group_of, stable=True)
+    if not torch.equal(groups, wanted):
+        raise CheckpointError(f"{what} does not give each group {group} columns, which bitport asks for")
+    return order.to(torch.int32)
+
+
 def fits(value: Tensor, dtype: torch.dtype) -> bool:
     """Whether ``dtype`` represents every number exactly."""
-    return bool(((value.to(dtype).to(value.dtype) == value) | value.isnan()).all())
+    return bool(_kept(value, value.to(dtype)).all())
+
+
+def exactly(value: Tensor, dtype: torch.dtype, what: str, rounded: bool = True) -> Tensor:
+    """``value`` cast to ``dtype``; ArgumentError if that changes a number. ``rounded``: whether the error may suggest
+    to round it during conversion (bitport.interop.scales)."""
+    cast = value.to(dtype)
+    kept = _kept(value, cast)
+    if not bool(kept.all()):
+        at = int((~kept).flatten().nonzero()[0])
+        name = name_of(dtype)
+        raise ArgumentError(
+            f"{what}: {value.flatten()[at].item():g} ({value.dtype}) is no {name}"
+            + (f"; --scales {name} rounds it" if rounded else "")
+        )
+    return cast
+
+
+def _kept(value: Tensor, cast: Tensor) -> Tensor:
+    """Which numbers of ``value`` are still the same in ``cast``."""
+    return (cast.to(value.dtype) == value) | (cast.isnan() & value.isnan())

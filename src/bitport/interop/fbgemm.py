@@ -24,7 +24,8 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import E4M3, Stored
-from bitport.interop.codec import WeightNames, check_complete, setting, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.configuration import setting
 from bitport.numerics import Quantized
 from bitport.schemes import preset
 from bitport.tensor import from_parts

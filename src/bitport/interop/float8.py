@@ -36,7 +36,8 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec, gptq, modelopt
 from bitport.interop.checks import E4M3, E8M0, POWERS, Stored, expect
-from bitport.interop.codec import Described, WeightNames, one_of, refuse_unknown, setting, tensors_of
+from bitport.interop.codec import Described, WeightNames, tensors_of
+from bitport.interop.configuration import one_of, refuse_unknown, setting
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS, Scheme
 from bitport.schemes.presets import CHANNEL, TENSOR
@@ -71,8 +72,9 @@ class Reader(codec.Reader):
         super().__init__(config, dtype)
         one_of(config, "fmt", ("e4m3", "float8_e4m3fn"))
         one_of(config, "expert_dtype", ("fp8", "fp4"))
-        for pattern, own in setting(config, "dynamic", dict, {}).items():  # an exclusion has no settings
-            refuse_unknown(setting({"dynamic": own}, "dynamic", dict, {}), (), f"dynamic of {pattern!r}")
+        dynamic = setting(config, "dynamic", dict, {})
+        for pattern in dynamic:  # an exclusion has no settings
+            refuse_unknown(setting(dynamic, pattern, dict, {}), (), f"dynamic of {pattern!r}")
         self.beside = _beside(config, dtype)
         """The reader for weights that are not float8."""
         mx = config.get("quant_method") == "mxfp8"

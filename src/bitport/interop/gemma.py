@@ -26,7 +26,8 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import WeightNames, check_complete, compiled, refuse_unknown, setting, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.configuration import compiled, refuse_unknown, setting
 from bitport.numerics import Format, Quantized
 from bitport.numerics.packing import from_signed
 from bitport.schemes import Scheme

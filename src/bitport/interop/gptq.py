@@ -25,19 +25,9 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import Stored
-from bitport.interop.codec import (
-    Described,
-    WeightNames,
-    agreed,
-    exactly,
-    grouped,
-    kind_of,
-    one_of,
-    order_of,
-    refuse_unknown,
-    setting,
-)
+from bitport.interop.checks import Stored, exactly, order_of
+from bitport.interop.codec import Described, WeightNames, grouped, kind_of
+from bitport.interop.configuration import agreed, compiled, one_of, refuse_unknown, setting
 from bitport.interop.shifts import of_zero_points, zero_points
 from bitport.interop.words import PLANES, from_codes, from_stream, of_planes, to_codes, to_stream
 from bitport.numerics.format import LONGEST_BLOCK
@@ -114,17 +104,18 @@ class Overrides:
         self.own: list[dict[str, Any]] = []
         self.plain: dict[str, int] = {}
         self.patterns: list[tuple[int, re.Pattern[str]]] = []
-        for pattern, own in setting(config, "dynamic", dict, {}).items():
-            compiled = codec.compiled(pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
-            self.own.append(setting({"dynamic": own}, "dynamic", dict, {}))
+        dynamic = setting(config, "dynamic", dict, {})
+        for pattern in dynamic:
+            expression = compiled(pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
+            self.own.append(setting(dynamic, pattern, dict, {}))
             refuse_unknown(self.own[-1], (*OF_LAYERS, *CHOOSING), f"dynamic of {pattern!r}", USUAL)
-            name = re.sub(r"\\(\W)", r"\1", compiled.pattern[1:-1])
+            name = re.sub(r"\\(\W)", r"\1", expression.pattern[1:-1])
             if pattern.startswith("-:"):
                 continue
-            if compiled.pattern == f"^{re.escape(name)}$":
+            if expression.pattern == f"^{re.escape(name)}$":
                 self.plain.setdefault(name, len(self.own) - 1)
             else:
-                self.patterns.append((len(self.own) - 1, compiled))
+                self.patterns.append((len(self.own) - 1, expression))
 
     def of(self, module: str) -> dict[str, Any]:
         end = self.plain.get(module, len(self.own))

@@ -32,8 +32,8 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import Stored
-from bitport.interop.codec import Described, WeightNames, exactly, grouped
+from bitport.interop.checks import Stored, exactly
+from bitport.interop.codec import Described, WeightNames, grouped
 from bitport.interop.shifts import zero_points
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES

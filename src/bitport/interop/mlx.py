@@ -36,7 +36,8 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored, expect
-from bitport.interop.codec import Described, WeightNames, check_complete, refuse_unknown, same_numbers, setting
+from bitport.interop.codec import Described, WeightNames, check_complete, same_numbers
+from bitport.interop.configuration import refuse_unknown, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import FLOATS, Format, Quantized

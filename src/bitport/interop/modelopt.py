@@ -33,7 +33,8 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import E4M3, E8M0, Stored, as_grid, expect
-from bitport.interop.codec import WeightNames, check_complete, setting, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.configuration import setting
 from bitport.numerics import FLOATS, STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.tensor import from_parts

@@ -35,8 +35,9 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import Stored, expect
-from bitport.interop.codec import Described, WeightNames, check_complete, exactly, setting, tensors_of
+from bitport.interop.checks import Stored, exactly, expect
+from bitport.interop.codec import Described, WeightNames, check_complete, tensors_of
+from bitport.interop.configuration import setting
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS, Quantized

@@ -41,7 +41,7 @@ from bitport.checkpoint.parse import parsed_object
 from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import CheckpointError
 from bitport.interop.checks import E4M3, FLOAT8, as_grid, expect, number_in
-from bitport.interop.codec import refuse_unknown
+from bitport.interop.configuration import refuse_unknown
 from bitport.interop.diffusers_model import PREFIX
 from bitport.interop.swizzle import unswizzled
 from bitport.numerics import FLOATS, Format, Quantized

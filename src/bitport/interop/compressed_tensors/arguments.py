@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import named_scheme, refuse_unknown, same_numbers, setting
+from bitport.interop.codec import named_scheme, same_numbers
+from bitport.interop.configuration import refuse_unknown, setting
 from bitport.numerics import ACTIVATIONS, Format
 from bitport.schemes import PRESETS, Scheme
 

@@ -33,10 +33,11 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import Described, WeightNames, setting
+from bitport.interop.codec import Described, WeightNames
 from bitport.interop.compressed_tensors.arguments import FORMATS, PACKED, formats_of
 from bitport.interop.compressed_tensors.groups import MIXED, NO_NUMBERS, READ, Groups, group_of, is_embedding
 from bitport.interop.compressed_tensors.parts import Parts, roles_of
+from bitport.interop.configuration import setting
 from bitport.interop.words import from_codes, from_stream
 from bitport.numerics import Quantized
 from bitport.numerics.packing import from_storage, to_storage, unpack_bits

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import compiled, kind_of, refuse_unknown, setting
+from bitport.interop.codec import kind_of
 from bitport.interop.compressed_tensors.arguments import (
     FORMATS,
     activation_of,
@@ -21,6 +21,7 @@ from bitport.interop.compressed_tensors.arguments import (
     scheme_of,
     told,
 )
+from bitport.interop.configuration import compiled, refuse_unknown, setting
 from bitport.numerics import ACTIVATIONS
 from bitport.schemes import Scheme
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import CheckpointError
-from bitport.interop.checks import E4M3, E8M0, POWERS, Stored
-from bitport.interop.codec import order_of
+from bitport.interop.checks import E4M3, E8M0, POWERS, Stored, order_of
 from bitport.interop.compressed_tensors.arguments import BYTES, PACKED
 from bitport.interop.compressed_tensors.groups import Group
 from bitport.interop.words import to_stream, word_count

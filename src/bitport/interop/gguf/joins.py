@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.interop.codec import exactly, same_numbers
+from bitport.interop.checks import exactly
+from bitport.interop.codec import same_numbers
 from bitport.interop.gguf.blocks import BLOCKS, CHUNK
 from bitport.interop.gguf.factors import factors, minimum
 from bitport.interop.shifts import zero_points

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.checkpoint.dtypes import name_of
 from bitport.errors import CheckpointError, shortened
 from bitport.interop.checks import dtype_of_all, fits, within
 from bitport.interop.codec import Described, kind_of, parts_of
@@ -71,7 +72,7 @@ class Gguf:
         self.config |= {
             "vocab_size": vocabulary,
             "tie_word_embeddings": bool(self.tied),
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": name_of(self.dtype),
             **its.declares(first_layer(shapes)),
         }
         if self.config.get("hidden_size_per_layer_input"):

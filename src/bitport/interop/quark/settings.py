@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.codec import compiled, refuse_unknown, setting
 from bitport.interop.compressed_tensors.arguments import activation_of, format_of, formats_of, scheme_of
+from bitport.interop.configuration import compiled, refuse_unknown, setting
 from bitport.numerics import ACTIVATIONS
 from bitport.schemes import Scheme
 

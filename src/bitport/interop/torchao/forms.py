@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from bitport.checkpoint.dtypes import name_of
 from bitport.interop.checks import FLOAT8
 from bitport.interop.codec import same_numbers
 from bitport.interop.torchao.inputs import MX
@@ -110,7 +111,7 @@ def _intx(fmt: Format, act: str) -> Form | None:
 
 
 def _float8(fmt: Format, act: str) -> Form | None:
-    dtype = typed("torch.dtype", str(fmt.number.storage).removeprefix("torch."))
+    dtype = typed("torch.dtype", name_of(fmt.number.storage))
     said: dict[str, Any] = {"mm_config": None, "act_quant_kwargs": None, "kernel_preference": AUTO}
     per = {CHANNEL: ROW, TENSOR: TENSOR_WISE}.get(fmt.block)
     if not act and per is not None:

@@ -17,7 +17,8 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import WeightNames, named_scheme, refuse_unknown
+from bitport.interop.codec import WeightNames, named_scheme
+from bitport.interop.configuration import refuse_unknown
 from bitport.interop.shifts import ROUNDED
 from bitport.interop.torchao.header import Entry, entry_of, is_part
 from bitport.interop.torchao.inputs import Inputs, inputs_of

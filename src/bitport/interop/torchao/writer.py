@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.checkpoint.dtypes import name_of
 from bitport.errors import ArgumentError
 from bitport.interop import codec
 from bitport.interop.codec import Described
@@ -85,7 +86,7 @@ class Writer(codec.Writer):
 
 
 def _shape(kind: str, q: QTensor) -> dict[str, Any]:
-    block, dtype = [q.matrix.block_n, q.matrix.block_k], typed("torch.dtype", str(q.dtype).removeprefix("torch."))
+    block, dtype = [q.matrix.block_n, q.matrix.block_k], typed("torch.dtype", name_of(q.dtype))
     if kind in ("MXTensor", "NVFP4Tensor"):
         return {"orig_dtype": dtype}
     return {"block_size": block, **({"shape": list(q.shape)} if kind == "Int4Tensor" else {"dtype": dtype})}
