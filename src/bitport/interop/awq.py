@@ -102,7 +102,7 @@ class Reader(codec.Reader):
         """(bit stream, scales, zero points)"""
         qzeros = weight.expect("qzeros", (torch.int32,), (groups, n // PER_WORD))
         scales = weight.expect("scales", FLOATS, (groups, n))
-        codes, zero = (_reordered(to_codes(words, n, BITS), self.place).t() for words in (weight["qweight"], qzeros))
+        codes, zero = (reordered(to_codes(words, n, BITS), self.place).t() for words in (weight["qweight"], qzeros))
         if self.signed:
             codes, zero = codes ^ MIDPOINT, zero ^ MIDPOINT
         return pack_bits(codes.contiguous(), BITS), scales.t(), zero
@@ -143,7 +143,7 @@ class Writer(codec.Writer):
             raise ArgumentError(f"{name}: the zero point {int(zero.max())} does not fit AWQ's 4 bits")
         module = name.removesuffix(".weight")
         codes = unpack_bits(q.qdata, BITS, q.matrix.k)
-        qweight, qzeros = (from_codes(_reordered(part.t(), ORDER), BITS) for part in (codes, zero))
+        qweight, qzeros = (from_codes(reordered(part.t(), ORDER), BITS) for part in (codes, zero))
         scales = exactly(q.scale, torch.float16, f"{module}: a scale of AWQ").t().contiguous()
         return {f"{module}.qweight": qweight, f"{module}.qzeros": qzeros, f"{module}.scales": scales}
 
@@ -160,6 +160,6 @@ class Writer(codec.Writer):
         }
 
 
-def _reordered(codes: Tensor, order: tuple[int, ...]) -> Tensor:
+def reordered(codes: Tensor, order: tuple[int, ...]) -> Tensor:
     """Reorder each eight columns of [.., 8*m] by ``order``."""
     return codes.unflatten(-1, (-1, PER_WORD))[..., list(order)].flatten(-2)

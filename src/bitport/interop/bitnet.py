@@ -22,7 +22,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, refuse_lost
 from bitport.interop.configuration import one_of
 from bitport.numerics import Format, Quantized
 from bitport.numerics.packing import pack_bits
@@ -64,9 +64,7 @@ class Reader(codec.Reader):
                 if self.multiplies and f"{module}.bias" in held:
                     raise CheckpointError(f"{module}.bias is multiplied by {SCALE} there, as no linear layer does")
                 found.append(WeightNames(name, {"weight": name, "scale": f"{module}.{SCALE}"}))
-        known = tensors_of(found)
-        if lost := [name for name in held if name.endswith(f".{SCALE}") and name not in known]:
-            raise CheckpointError(f"{lost[0]} belongs to no weight that is packed in uint8")
+        refuse_lost(held, found, lambda name, _: name.endswith(f".{SCALE}"), "weight that is packed in uint8")
         return found
 
     def read(self, weight: Stored) -> Tensor:

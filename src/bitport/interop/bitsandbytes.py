@@ -40,7 +40,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import Described, WeightNames, check_complete, grouped, tensors_of
+from bitport.interop.codec import Described, WeightNames, check_complete, grouped, refuse_lost, tensors_of
 from bitport.interop.configuration import setting
 from bitport.numerics import FLOATS, NUMBER_TYPES, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
@@ -82,16 +82,16 @@ class Reader(codec.Reader):
     def weights(self, held: Mapping[str, FileTensor]) -> list[WeightNames]:
         int8 = grouped(held, "SCB", ("weight",), (FORMAT,))
         found = _of_4_bits(held) + int8
-        known = tensors_of(found)
         ends = tuple(f".{part}" for part in (*STATISTICS, *NESTED, FORMAT))
-        for name, it in held.items():
-            packed = name.endswith(".weight") and it.dtype in (torch.int8, torch.uint8)
-            if name not in known and (packed or name.endswith(ends)):
-                raise CheckpointError(
-                    f"{name} is there without a quant_state (4 bits) or SCB (int8) of its weight; fetch the checkpoint "
-                    f"again"
-                )
-        if sum(len(weight.parts) for weight in found) != len(known):
+        refuse_lost(
+            held,
+            found,
+            lambda name, dtype: (
+                name.endswith(ends) or (name.endswith(".weight") and dtype in (torch.int8, torch.uint8))
+            ),
+            "weight with a quant_state (4 bits) or SCB (int8); fetch the checkpoint again",
+        )
+        if sum(len(weight.parts) for weight in found) != len(tensors_of(found)):
             raise CheckpointError("a weight has both a quant_state (4 bits) and SCB (int8); fetch the checkpoint again")
         if int8:
             self.notes += [*([ROUNDED_INPUTS] if self.outliers else []), ROUNDED_ROWS]

@@ -204,6 +204,19 @@ def check_complete(found: str, parts: Iterable[str], held: Container[str]) -> No
         raise CheckpointError(f"{found} is there without {shortened(missing)}; fetch the checkpoint again")
 
 
+def refuse_lost(
+    held: Mapping[str, FileTensor],
+    found: Iterable[WeightNames],
+    is_part: Callable[[str, torch.dtype], bool],
+    owner: str,
+) -> None:
+    """CheckpointError for a tensor that ``is_part`` of a quantized weight, by its name and dtype, and of none of those
+    ``found``. ``owner``: what such a tensor belongs to."""
+    known = tensors_of(found)
+    if lost := next((it for name, it in held.items() if name not in known and is_part(name, it.dtype)), None):
+        raise CheckpointError(f"{lost.name}, {lost.dtype}, belongs to no {owner}")
+
+
 def grouped(
     held: Collection[str], first: str, needed: Sequence[str], optional: Sequence[str] = (), telling: Sequence[str] = ()
 ) -> list[WeightNames]:

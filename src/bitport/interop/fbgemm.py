@@ -24,7 +24,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import E4M3, Stored
-from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, refuse_lost
 from bitport.interop.configuration import setting
 from bitport.numerics import Quantized
 from bitport.schemes import preset
@@ -53,10 +53,12 @@ class Reader(codec.Reader):
             if it.dtype == E4M3 and name.endswith((".weight", *EXPERTS)):
                 check_complete(name, [f"{name}_scale"], held)
                 found.append(WeightNames(name, {"weight": name, "scale": f"{name}_scale"}))
-        known = tensors_of(found)
-        for name, it in held.items():
-            if name not in known and (it.dtype.itemsize == 1 or name.endswith(SCALES)):
-                raise CheckpointError(f"{name}, {it.dtype}, belongs to no weight in {E4M3} that has a scale")
+        refuse_lost(
+            held,
+            found,
+            lambda name, dtype: dtype.itemsize == 1 or name.endswith(SCALES),
+            f"weight in {E4M3} that has a scale",
+        )
         return found
 
     def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:

@@ -36,7 +36,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec, gptq, modelopt
 from bitport.interop.checks import E4M3, E8M0, POWERS, Stored, expect
-from bitport.interop.codec import Described, WeightNames, tensors_of
+from bitport.interop.codec import Described, WeightNames, refuse_lost
 from bitport.interop.configuration import one_of, refuse_unknown, setting
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS, Scheme
@@ -124,14 +124,7 @@ class Reader(codec.Reader):
                 raise CheckpointError(f"{name} is {it.dtype}; {E4M3} is read")
             if it.dtype == E4M3 or _is_fp4(name, held):
                 found.append(WeightNames(name, self._parts(name, held)))
-        known = tensors_of(found)
-        for name, it in held.items():
-            ours = name.endswith(("_scale_inv", "weight_scale", *INPUT_SCALES)) or it.dtype == E8M0
-            if name not in known and (ours or (name.endswith(".weight") and it.dtype in (torch.int8, torch.uint8))):
-                raise CheckpointError(
-                    f"{name}, {it.dtype}, belongs to no weight in {E4M3}, nor in fp4 with scales in {E8M0}: those are "
-                    f"read"
-                )
+        refuse_lost(held, found, _is_part, f"weight in {E4M3}, nor in fp4 with scales in {E8M0}: those are read")
         return found
 
     def _parts(self, name: str, held: Mapping[str, FileTensor]) -> dict[str, str]:
@@ -156,10 +149,7 @@ class Reader(codec.Reader):
         if self.beside and self.beside.has(weight.name):
             return self.beside.read(weight)
         fmt, parts, shape = (self._fp4 if weight["weight"].dtype == torch.int8 else self._fp8)(weight)
-        act_scale = None
-        if self.static:
-            one = (1,) * min(weight["input"].dim(), 1)
-            act_scale = weight.expect("input", FLOATS, one).to(torch.float32).reshape(())
+        act_scale = weight.grid("input", FLOATS, (1,)).float() if self.static else None
         scheme = Scheme(weight=fmt, act=self.act, static=self.static)
         return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=act_scale)
 
@@ -222,6 +212,11 @@ class Writer(codec.Writer):
 def _is_fp4(name: str, held: Mapping[str, FileTensor]) -> bool:
     scale = held.get(name.removesuffix("weight") + BARE)
     return name.endswith(".weight") and held[name].dtype == torch.int8 and scale is not None and scale.dtype == E8M0
+
+
+def _is_part(name: str, dtype: torch.dtype) -> bool:
+    packed = name.endswith(".weight") and dtype in (torch.int8, torch.uint8)
+    return packed or dtype == E8M0 or name.endswith(("_scale_inv", "weight_scale", *INPUT_SCALES))
 
 
 def _beside(config: Mapping[str, Any], dtype: torch.dtype) -> modelopt.Reader | None:

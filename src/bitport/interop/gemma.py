@@ -26,7 +26,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored
-from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, refuse_lost
 from bitport.interop.configuration import compiled, refuse_unknown, setting
 from bitport.numerics import Format, Quantized
 from bitport.numerics.packing import from_signed
@@ -72,10 +72,8 @@ class Reader(codec.Reader):
                 del parts["input"]
             check_complete(name, parts.values(), held)
             found[parameter] = WeightNames(parameter, parts)
-        known = tensors_of(found.values())
-        for name in held:
-            if name.endswith((*PARTS.values(), INPUT)) and name not in known:
-                raise CheckpointError(f"{name} belongs to no weight in int8 or uint8; fetch the checkpoint again")
+        ends = (*PARTS.values(), INPUT)
+        refuse_lost(held, found.values(), lambda name, _: name.endswith(ends), "weight in int8 or uint8")
         return list(found.values())
 
     def dropped(self, held: Mapping[str, FileTensor]) -> dict[str, str]:

@@ -78,13 +78,9 @@ class Reader(codec.Reader):
                 f"{nested[0]}: scales and zero points that are quantized too (quant_scale, quant_zero) or lie in one "
                 f"tensor (offload_meta) are not read; quantize the original model: bitport quantize"
             )
-        found = grouped(held, "W_q", NEEDED, (*CHECKED, *STORED, *FOUND))
-        known = {weight.name for weight in found}
+        found = grouped(held, "W_q", NEEDED, (*CHECKED, *STORED, *FOUND), telling=("packing", "nbits"))
         if both := [weight.name for weight in found if weight.name in held]:
             raise CheckpointError(f"{both[0]} is there beside the W_q that stands for it; fetch the checkpoint again")
-        for name in held:
-            if name.endswith((".packing", ".nbits")) and f"{name.rpartition('.')[0]}.weight" not in known:
-                raise CheckpointError(f"{name} is there without a W_q; fetch the checkpoint again")
         return found
 
     def read(self, weight: Stored) -> Tensor:

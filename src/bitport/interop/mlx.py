@@ -36,7 +36,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored, expect
-from bitport.interop.codec import Described, WeightNames, check_complete, same_numbers
+from bitport.interop.codec import Described, WeightNames, check_complete, refuse_lost, same_numbers
 from bitport.interop.configuration import refuse_unknown, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
@@ -133,10 +133,14 @@ class Reader(codec.Reader):
                 if not known.issuperset(weight.parts.values()):
                     found.append(weight)
                 known.update(weight.parts.values())
+        refuse_lost(
+            held,
+            found,
+            lambda name, dtype: dtype == torch.uint32 or name.endswith(f".{self.shift}"),
+            "module with scales; fetch the checkpoint again",
+        )
         channels_last = self.shift == "biases" and self.metadata.get("format") != "pt"
         for name, it in held.items():
-            if name not in known and (it.dtype == torch.uint32 or name.endswith(f".{self.shift}")):
-                raise CheckpointError(f"{name} belongs to no module with scales; fetch the checkpoint again")
             if channels_last and name.endswith(".weight") and len(it.shape) > 2 and it.dtype.is_floating_point:
                 raise CheckpointError(
                     f"{name}: MLX keeps convolutions with their channels last, and the models that have them differ in "

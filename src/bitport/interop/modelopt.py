@@ -33,7 +33,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import E4M3, E8M0, Stored, as_grid, expect
-from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, refuse_lost
 from bitport.interop.configuration import setting
 from bitport.numerics import FLOATS, STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
@@ -86,11 +86,12 @@ class Reader(codec.Reader):
                 found.append(self._weight(f"{module}.weight", f"{module}.", self._of(module), ROLES[2:], held))
             elif last.endswith(f"_{ROLES[0]}"):
                 found.append(self._stacked(name.removesuffix(f"_{ROLES[0]}"), held))
-        known = tensors_of(found)
-        for name, it in held.items():
-            packed = it.dtype in (E4M3, torch.uint8) or name.endswith(ROLES)
-            if name not in known and (packed or ".svdquant_" in name):
-                raise CheckpointError(f"{name} belongs to no weight with a weight_scale; fetch the checkpoint again")
+        refuse_lost(
+            held,
+            found,
+            lambda name, dtype: dtype in (E4M3, torch.uint8) or name.endswith(ROLES) or ".svdquant_" in name,
+            "weight with a weight_scale; fetch the checkpoint again",
+        )
         if any("input_scale" in weight.parts and not self._of(weight.name.rpartition(".")[0]).act for weight in found):
             self.notes.append(UNUSED)
         return found

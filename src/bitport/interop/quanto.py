@@ -36,7 +36,7 @@ from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import Stored, exactly, expect
-from bitport.interop.codec import Described, WeightNames, check_complete, tensors_of
+from bitport.interop.codec import Described, WeightNames, check_complete, refuse_lost
 from bitport.interop.configuration import setting
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
@@ -110,12 +110,11 @@ class Reader(codec.Reader):
         self.held = held
         ends = {name: next((end for end in ENDS if name.endswith(end)), None) for name in held}
         found = [self._weight(name, end) for name, end in ends.items() if end]
-        known = tensors_of(found) | {weight.name for weight in found}
+        names = {weight.name for weight in found}
         for module, its in self.own.items():
-            if its.weights != "none" and f"{module}.weight" not in known:
+            if its.weights != "none" and f"{module}.weight" not in names:
                 raise CheckpointError(f"{module} is {its.weights}, and its weight is not there: freeze it first")
-        if lost := [name for name in held if name.endswith(("._scale", "._shift")) and name not in known]:
-            raise CheckpointError(f"{lost[0]} belongs to no weight that is quantized; fetch the checkpoint again")
+        refuse_lost(held, found, lambda name, _: name.endswith(("._scale", "._shift")), "weight that is quantized")
         if any("shift" in weight.parts for weight in found):
             self.notes.append(ROUNDED)
         if any(its.activations != "none" for its in (*self.own.values(), self.common)):

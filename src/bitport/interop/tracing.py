@@ -50,12 +50,9 @@ def traced(
     given = {name: space.place(shape, (Run(name, 0, math.prod(shape)),)) for name, shape in shapes.items()}
     with space:
         made = function(given)
-    if space.base._version:  # modified in place
-        return {
-            name: TracedTensor(tuple(value.shape), None) for name, value in made.items() if isinstance(value, Tensor)
-        }
+    modified = bool(space.base._version)  # in place
     return {
-        name: TracedTensor(tuple(value.shape), space.runs(value))
+        name: TracedTensor(tuple(value.shape), None if modified else space.runs(value))
         for name, value in made.items()
         if isinstance(value, Tensor)
     }

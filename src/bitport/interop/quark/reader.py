@@ -32,9 +32,9 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.awq import PER_WORD, PLACE
+from bitport.interop.awq import PER_WORD, PLACE, reordered
 from bitport.interop.checks import E4M3, E8M0, POWERS, Stored, as_grid, expect
-from bitport.interop.codec import WeightNames, check_complete, tensors_of
+from bitport.interop.codec import WeightNames, check_complete, refuse_lost
 from bitport.interop.quark.settings import NO_NUMBERS, READ, Layer, Settings
 from bitport.interop.words import to_codes, word_count
 from bitport.numerics import FLOATS, Format, Quantized
@@ -66,11 +66,13 @@ class Reader(codec.Reader):
             module, _, last = name.rpartition(".")
             if last == "weight_scale":
                 found.append(self._weight(module, held))
-        known = tensors_of(found) | self.dropped(held).keys()
-        for name, it in held.items():
-            whole = not it.dtype.is_floating_point or it.dtype.itemsize == 1
-            if name not in known and (name.endswith(ROLES) or (name.endswith(".weight") and whole)):
-                raise CheckpointError(f"{name} belongs to no weight with a weight_scale that has it")
+        dropped = self.dropped(held)
+        refuse_lost(
+            {name: it for name, it in held.items() if name not in dropped},
+            found,
+            _is_part,
+            "weight with a weight_scale that has it",
+        )
         return found
 
     def _weight(self, module: str, held: Mapping[str, FileTensor]) -> WeightNames:
@@ -163,9 +165,14 @@ class Reader(codec.Reader):
             words = expect(tensor, name, (torch.int32,), wanted)
             codes = to_codes(words, words.shape[1] * PER_WORD, bits)
             if self.settings.reordered:
-                codes = codes.unflatten(-1, (-1, PER_WORD))[..., list(PLACE)].flatten(-2)
+                codes = reordered(codes, PLACE)
             codes = codes[:, :columns]
         return codes ^ (1 << (bits - 1)) if layer.signed else codes
+
+
+def _is_part(name: str, dtype: torch.dtype) -> bool:
+    whole = not dtype.is_floating_point or dtype.itemsize == 1
+    return name.endswith(ROLES) or (name.endswith(".weight") and whole)
 
 
 def _upright(tensor: Tensor, lies_so: bool) -> Tensor:
