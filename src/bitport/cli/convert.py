@@ -9,7 +9,7 @@ from typing import Any
 
 from bitport.checkpoint import read_manifest
 from bitport.cli.common import add_shard_size, add_verb, location, printable, show
-from bitport.cli.quantize import named, naming_notes
+from bitport.cli.naming import named, naming_notes
 from bitport.interop import READERS, convert
 from bitport.interop.convert import BITPORT, FORMATS
 from bitport.interop.scales import NARROW

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from bitport.algorithms.solving import uses_data
 from bitport.api import quantize_
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
-from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import check_free
 from bitport.checkpoint.side_files import class_name
 from bitport.checkpoint.source import Source
@@ -34,11 +31,11 @@ from bitport.cli.common import (
     scheme_name,
     show,
 )
+from bitport.cli.naming import named, naming_notes
 from bitport.cli.reports import add_report, check_reports, write_reports
-from bitport.errors import ArgumentError, BitportError, CheckpointError, shortened
-from bitport.integrations.components import is_component, spared
-from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, named_model, whole_model
-from bitport.integrations.transformers_names import arrangement
+from bitport.errors import ArgumentError
+from bitport.integrations.components import spared
+from bitport.integrations.huggingface import cast_parameters, empty_model, named_model, whole_model
 from bitport.nn.targets import find_targets
 from bitport.report import LayerReport, Report
 from bitport.report.page import page
@@ -230,41 +227,6 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
         report = dataclasses.replace(report, calibration=calibration.described(args))
     save(model, args.output, overwrite=args.overwrite, shard_size=args.shard_size, carry=files.others(dtype))
     return report
-
-
-def named(directory: Path) -> tuple[Any | None, list[str]]:
-    """The empty model of config.json in ``directory``, or None, and notes on why it could not be built."""
-    if not (directory / "config.json").is_file():
-        return None, []
-    try:
-        return named_model(directory), []
-    except BitportError as error:
-        return None, [f"the names of the weights were not compared with the model's: {error}"]
-
-
-def naming_notes(
-    model: Any | None, directory: Path, names_of: Callable[[Arrangement], Iterable[str]], advice: str
-) -> list[str]:
-    """Notes for the user if ``model``, built from ``directory``, will not find its weights under the names that
-    ``names_of`` returns for its arrangement."""
-    if model is None:
-        return []
-    try:
-        names = names_of(arrangement(model))
-    except CheckpointError as error:
-        return [f"load_model will not find the weights of {type(model).__name__} in this checkpoint: {error}. {advice}"]
-    made, known = type(model).__name__, model.state_dict().keys()
-    unknown = [name for name in names if name not in known]
-    if not unknown:
-        return []
-    diffusers = is_component(model)
-    if not diffusers and (said := model.config.architectures) and made not in said:
-        return [f"load_model builds a {made}, not the {said[0]} that {directory} holds: {OWN_MODEL}"]
-    return [
-        f"{made} of {'diffusers' if diffusers else 'transformers'} has no {shortened(unknown, 3)}: it keeps them in "
-        f"another form, and "
-        f"load_model will not find them in this checkpoint. {advice}"
-    ]
 
 
 def summary(report: Report) -> str:
