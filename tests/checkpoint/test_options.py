@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from bitport.checkpoint import quantize_files, read_manifest
+from bitport.errors import ArgumentError
 from bitport.report.memory import peak
 from bitport.schemes import Recipe
 
@@ -47,3 +48,10 @@ def test_progress_is_shown_on_demand(
 ) -> None:
     quantize_files(source, tmp_path / "out", "int8", progress=progress)
     assert ("quantizing" in capsys.readouterr().err) == progress
+
+
+def test_target_that_holds_the_source(source: Path) -> None:
+    """Its directory would hold two models, which save() refuses too."""
+    with pytest.raises(ArgumentError, match="lies in the source"):
+        quantize_files(source, source.parent, "int8")
+    assert [path.name for path in source.parent.iterdir()] == ["m.safetensors"]

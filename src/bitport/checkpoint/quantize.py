@@ -17,7 +17,7 @@ from bitport.algorithms.apply import apply
 from bitport.arguments import bytes_of, floats_of, path_of
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint
-from bitport.checkpoint.source import Source
+from bitport.checkpoint.source import Source, check_apart
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
@@ -130,7 +130,7 @@ class QuantizeRun:
                 f"{self.by.name} looks at the inputs of layers, which are measured by running the model: {RUN}"
             )
         self.files, directory = Source(source), path_of(target, "target")
-        self.files.check_apart(directory)
+        check_apart(self.files.path, directory)
         self.recipe, self.dtype, self.measure = Recipe.of(recipe), floats_of(dtype, "dtype"), measure
         self.device = computing_device(device)
         self.files.ask(model, arrangement)

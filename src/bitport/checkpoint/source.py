@@ -156,15 +156,6 @@ class Source:
                     held.entry.made(piece) if isinstance(held, ArrangedTensor) else opened(held.file).read(held.name),
                 )
 
-    def check_apart(self, directory: Path) -> None:
-        """ArgumentError if ``directory`` is inside the source, which is read-only, or is a file."""
-        if directory.exists() and not directory.is_dir():
-            raise ArgumentError(f"{directory} is a file; give a directory")
-        if self.is_directory and directory.resolve().is_relative_to(self.path.resolve()):
-            raise ArgumentError(
-                f"{directory} lies in the source {self.path}; choose another directory for the checkpoint"
-            )
-
     def others(self, dtype: torch.dtype | None) -> Iterator[tuple[Path, str | Path]]:
         """The other files that a checkpoint of these tensors, cast to ``dtype``, includes."""
         return carried(self.path, {"quantization_config": SAID}, dtype)
@@ -248,6 +239,16 @@ class Source:
     def _equal(self, *names: str) -> bool:
         one, other = (value for _, value in self.read(names))
         return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def check_apart(source: Path, directory: Path) -> None:
+    """ArgumentError if a checkpoint of ``source`` cannot be written to ``directory``, because it is a file, or lies in
+    the source, or holds it: then it would hold two models."""
+    if directory.exists() and not directory.is_dir():
+        raise ArgumentError(f"{directory} is a file; give a directory")
+    here, there = source.resolve(), directory.resolve()
+    if there.is_relative_to(here) or (there == here.parent and source.is_file()):
+        raise ArgumentError(f"{directory} lies in the source {source}; choose another directory for the checkpoint")
 
 
 def _arranged(tensors: dict[str, FileTensor], arrangement: Arrangement) -> dict[str, FileTensor]:

@@ -17,7 +17,7 @@ from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
 from bitport.checkpoint.output import check_free
 from bitport.checkpoint.side_files import class_name
-from bitport.checkpoint.source import Source
+from bitport.checkpoint.source import Source, check_apart
 from bitport.cli import calibration, streamed
 from bitport.cli.common import (
     DTYPES,
@@ -263,9 +263,5 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
 def _check_output(args: argparse.Namespace) -> None:
     if args.output is None:
         raise UsageError("say where to write: -o DIR, or --dry-run to write nothing")
-    if args.output.exists() and not args.output.is_dir():
-        raise ArgumentError(f"{args.output} is a file; give a directory")
-    source, output = args.source.resolve(), args.output.resolve()
-    if output.is_relative_to(source) or (output == source.parent and args.source.is_file()):
-        raise ArgumentError(f"{args.output} lies in the source; choose another directory for the checkpoint")
+    check_apart(args.source, args.output)
     check_free(args.output, resume=args.resume, overwrite=args.overwrite)

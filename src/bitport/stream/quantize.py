@@ -23,7 +23,7 @@ from bitport.calibrate.processes import Processes
 from bitport.calibrate.store import InMemory, Store
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint, hashed
-from bitport.checkpoint.source import Source
+from bitport.checkpoint.source import Source, check_apart
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError
 from bitport.nn.quantize import check_finite
@@ -97,7 +97,7 @@ class Stream:
             raise ArgumentError("the calibration data hold no batch")
         self.model, self.files = model, Source(source, arrangement=arrangement)
         self.directory = path_of(target, "target")
-        self.files.check_apart(self.directory)
+        check_apart(self.files.path, self.directory)
         self.by, self.dtype = algorithm_of(algorithm), floats_of(dtype, "dtype")
         self.measure, self.progress = measure, progress
         self.device = computing_device(device)
