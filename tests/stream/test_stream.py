@@ -109,6 +109,14 @@ def test_weights_outside_of_blocks_are_there(tmp_path: Path, make: type[Model]) 
     assert_same(bp.load(make, tmp_path / "out"), model)
 
 
+def test_tied_weights_that_are_on_a_device_stay_tied(tmp_path: Path) -> None:
+    """They are filled from the files: each of their names got a parameter of its own."""
+    model = Tied()
+    Stream(model, write(tmp_path, Tied), tmp_path / "out", "int4-g32", batches=batches(), algorithm="hqq")
+    assert model.head.weight is model.embed.weight
+    assert torch.equal(model.head.weight, built(Tied).head.weight)
+
+
 def test_weights_of_blocks_are_not_there_outside(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"Reaches cannot be .*: outside a block it uses .* \(in sum\)"):
         Stream(empty(Reaches), write(tmp_path, Reaches), tmp_path / "out", "int3-g32", batches=batches())

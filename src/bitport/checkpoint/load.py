@@ -17,7 +17,7 @@ from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.sharded import check_sharded, read_shard
 from bitport.checkpoint.shards import Shards
-from bitport.checkpoint.slots import Slot, identity, slots
+from bitport.checkpoint.slots import Slot, fill, identity, slots
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.nn.fsdp import adopt_, fsdp_modules, reshard_
 from bitport.nn.offloaded import refuse_offloaded
@@ -83,10 +83,7 @@ def load(
                 read = read_shard(read_plain(shards, path, entry), there, where, packed=not managed)
             else:
                 read = read_tensor(shards, path, entry, where)
-            parameters = [slot for slot in targets if not slot.buffer]
-            tensor = parameters[0].parameter(read) if parameters else read
-            for slot in targets:  # a buffer may share its memory with a parameter
-                slot.put(read if slot.buffer else tensor)
+            fill(targets, read)
     adopt_(built)
     return built
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,16 @@ class Slot:
         """Use setattr, so that modules which keep lists of their weights (nn.LSTM) are updated."""
         setattr(self.module, self.attribute, tensor)
 
-    def parameter(self, tensor: Tensor) -> Tensor:
-        """``tensor`` as content of this slot: a parameter that keeps requires_grad if possible, or a buffer."""
-        if self.buffer:
-            return tensor
-        trains = self.tensor.requires_grad and not is_quantized(tensor) and tensor.dtype.is_floating_point
-        return nn.Parameter(tensor, requires_grad=trains)
+
+def fill(group: Sequence[Slot], tensor: Tensor) -> None:
+    """Put ``tensor`` into all slots of ``group``, which share one: into its parameters as a single parameter, which
+    keeps requires_grad if possible, since PyTorch's choice of kernels depends on it."""
+    parameters = [slot.tensor for slot in group if not slot.buffer]
+    trains = bool(parameters) and parameters[0].requires_grad
+    trains = trains and not is_quantized(tensor) and tensor.dtype.is_floating_point
+    parameter = nn.Parameter(tensor, requires_grad=trains) if parameters else tensor
+    for slot in group:
+        slot.put(tensor if slot.buffer else parameter)
 
 
 def slots(model: nn.Module) -> Iterator[Slot]:

@@ -13,7 +13,7 @@ from bitport.checkpoint.load import read_tensor
 from bitport.checkpoint.manifest import Manifest
 from bitport.checkpoint.output import Output
 from bitport.checkpoint.shards import Shards
-from bitport.checkpoint.slots import Slot, identity, slots
+from bitport.checkpoint.slots import Slot, fill, identity, slots
 from bitport.checkpoint.source import Source
 from bitport.errors import CheckpointError, shortened
 
@@ -73,13 +73,13 @@ class Streamed:
 
     def _load(self, names: list[str]) -> list[str]:
         """Load those that are on meta, with all tensors tied to them; returns their names in the files."""
-        wanted = [name for name in dict.fromkeys(map(self.name_of.__getitem__, names))]
-        wanted = [name for name in wanted if self.slots[name][0].tensor.device.type == "meta"]
+        every = dict.fromkeys(map(self.name_of.__getitem__, names))
+        wanted = [name for name in every if self.slots[name][0].tensor.is_meta]
         written = self.output.manifest
         ready = [name for name in wanted if name in written.tensors and written.tensors[name].shard in written.shards]
         tensors = self._written(written, ready)
         for name in wanted:
-            self._put(name, tensors[name] if name in tensors else self.value(name).to(self.device))
+            fill(self.slots[name], tensors[name] if name in tensors else self.value(name).to(self.device))
         return wanted
 
     def _written(self, manifest: Manifest, names: list[str]) -> dict[str, Tensor]:
@@ -91,12 +91,6 @@ class Streamed:
             return {
                 name: read_tensor(shards, self.output.staged, entry, self.device) for name, entry in entries.items()
             }
-
-    def _put(self, name: str, tensor: Tensor) -> None:
-        """Keep requires_grad of the parameter: PyTorch's choice of kernels depends on it."""
-        held = self.slots[name][0].parameter(tensor)
-        for slot in self.slots[name]:
-            slot.put(held)
 
     def _drop(self, names: list[str]) -> None:
         for name in names:
@@ -126,8 +120,7 @@ def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
         )
     for name in [name for name, group in found.items() if group[0].tensor.device.type != "meta"]:
         ((_, value),) = files.read([name])
-        for slot in found[name]:
-            slot.put(slot.parameter(value))
+        fill(found[name], value)
     return found
 
 
@@ -136,9 +129,7 @@ def _move(model: nn.Module, device: torch.device) -> None:
     if device.type == "cpu":
         return
     for group in _by_tensor(slot for slot in slots(model) if slot.tensor.device.type != "meta"):
-        moved = group[0].parameter(group[0].tensor.detach().to(device))
-        for slot in group:
-            slot.put(moved)
+        fill(group, group[0].tensor.detach().to(device))
 
 
 def _by_tensor(found: Iterable[Slot]) -> list[list[Slot]]:
