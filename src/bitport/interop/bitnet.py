@@ -24,6 +24,7 @@ from bitport.interop import codec
 from bitport.interop.checks import Stored
 from bitport.interop.codec import WeightNames, check_complete, refuse_lost
 from bitport.interop.configuration import one_of
+from bitport.interop.words import of_rows_apart
 from bitport.numerics import Format, Quantized
 from bitport.numerics.packing import pack_bits
 from bitport.schemes import Scheme
@@ -31,7 +32,6 @@ from bitport.schemes.presets import TENSOR
 from bitport.tensor import from_parts
 
 LINEAR, MULTIPLIES, SCALE = "linear_class", "autobitlinear", "weight_scale"
-PER_BYTE = 4
 SCHEME = Scheme(weight=Format(dtype="int2", block=TENSOR, scale="float32"), act="int8")
 RECIPROCAL = "scales divide there and multiply here: they are kept as their reciprocals, rounded to float32"
 
@@ -69,7 +69,7 @@ class Reader(codec.Reader):
 
     def read(self, weight: Stored) -> Tensor:
         data, stored = weight.expect("weight", (torch.uint8,), (None, None)), weight.number("scale").double()
-        codes = torch.cat([data >> 2 * at & 3 for at in range(PER_BYTE)])
+        codes = of_rows_apart(data, range(0, 8, 2), 2)
         if int(codes.max()) > 2:
             raise CheckpointError(f"{weight.names['weight']} holds the code 3; 0 to 2 stand for -1, 0 and 1")
         scale = (stored if self.multiplies else 1 / stored).float()

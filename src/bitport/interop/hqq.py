@@ -35,6 +35,7 @@ from bitport.interop import codec
 from bitport.interop.checks import Stored, exactly
 from bitport.interop.codec import Described, WeightNames, grouped
 from bitport.interop.shifts import zero_points
+from bitport.interop.words import of_rows_apart, to_rows_apart
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import pack_bits, unpack_bits
@@ -58,6 +59,10 @@ class Packing(NamedTuple):
     codes: int
     """Codes per element of W_q."""
     dtype: torch.dtype
+
+    @property
+    def shifts(self) -> range:
+        return range(self.width * (self.codes - 1), -1, -self.width)
 
 
 PACKINGS = {
@@ -126,11 +131,12 @@ class Writer(codec.Writer):
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
         module, fmt, group = name.removesuffix(".weight"), q.scheme.weight, q.matrix.block_k
         kind = _packing(fmt)
+        packing = PACKINGS[kind]
         codes = unpack_bits(q.qdata, fmt.number.bits, q.matrix.k).reshape(-1, group)
-        parts = {"W_q": _packed(codes, PACKINGS[kind]), "shape": torch.tensor(list(q.shape))}
+        parts = {"W_q": to_rows_apart(codes, packing.shifts, packing.dtype), "shape": torch.tensor(list(q.shape))}
         for role, part in (("scale", q.scale), ("zero", zero_points(q).to(q.scale.dtype))):
             parts[role] = exactly(part, q.dtype, f"{module}: a {role} of HQQ").reshape(-1, 1)
-        texts = {"packing": kind, "compute_dtype": q.dtype, "unpack_view_dtype": PACKINGS[kind].dtype}
+        texts = {"packing": kind, "compute_dtype": q.dtype, "unpack_view_dtype": packing.dtype}
         parts |= {role: torch.tensor(list(str(text).encode()), dtype=torch.uint8) for role, text in texts.items()}
         said = _params(fmt, group) | dict.fromkeys(ABSENT, False) | dict.fromkeys(THERE, True)
         for role, value in said.items():
@@ -212,9 +218,7 @@ def _codes(packed: Tensor, name: str, its: Layer) -> Tensor:
             f"bits; it must be {' or '.join(map(str, dtypes))} of {wanted} bytes"
         )
     elements = packed.contiguous().flatten().view(packing.dtype).reshape(count, its.columns)
-    shifts = range(packing.width * (packing.codes - 1), -1, -packing.width)
-    planes = [(elements >> shift & (1 << packing.width) - 1).to(torch.uint8) for shift in shifts]
-    return torch.cat(planes)[: its.rows]
+    return of_rows_apart(elements, packing.shifts, packing.width)[: its.rows]
 
 
 def _block(its: Layer, name: str) -> tuple[int, int]:
@@ -242,13 +246,3 @@ def _params(fmt: Format, group: int | None) -> dict[str, Any]:
     bits = 8 if fmt.number.bits == 7 else fmt.number.bits
     found = {"channel_wise": True, "optimize": True, "round_zero": fmt.zero != "float"}
     return {"nbits": bits, "group_size": group, **found, "axis": 1, "view_as_float": False}
-
-
-def _packed(codes: Tensor, packing: Packing) -> Tensor:
-    """The inverse of :func:`_codes`."""
-    rows = -(-len(codes) // packing.codes)
-    filled = torch.nn.functional.pad(codes, (0, 0, 0, rows * packing.codes - len(codes))).to(packing.dtype)
-    made = torch.zeros(rows, codes.shape[1], dtype=packing.dtype)
-    for at, plane in enumerate(filled.unflatten(0, (packing.codes, rows))):
-        made |= plane << packing.width * (packing.codes - 1 - at)
-    return made

@@ -40,10 +40,12 @@ from bitport.interop.codec import Described, WeightNames, check_complete, refuse
 from bitport.interop.configuration import setting
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
+from bitport.interop.words import of_rows_apart, to_rows_apart
 from bitport.numerics import FLOATS, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import from_signed, to_signed, unpack_bits
 from bitport.schemes import Scheme, preset
+from bitport.schemes.presets import CHANNEL
 from bitport.tensor import QTensor, from_parts
 
 WHOLE = {
@@ -169,7 +171,7 @@ class Reader(codec.Reader):
         rows = (-(-count * bits // 8), *(None,) * len(ones))
         data = weight.expect("data", (torch.uint8,), rows)
         n = (shape := self._shape(weight, count, tuple(data.shape[1:])))[0]
-        codes = torch.cat([data >> at & highest for at in range(0, 8, bits)])[:count].reshape(n, -1)
+        codes = of_rows_apart(data, range(0, 8, bits), bits)[:count].reshape(n, -1)
         scale, shift = scale.reshape(n, -1), shift.reshape(n, -1)
         if not shift.is_floating_point():
             if int(shift.min()) < 0 or int(shift.max()) > highest:
@@ -236,11 +238,7 @@ class Writer(codec.Writer):
             return {f"{name}._data": data, f"{name}._scale": scale, **ones}
         group, bits = _group(q.matrix.k), PACKED[kind]
         codes = unpack_bits(q.qdata, bits, q.matrix.k).reshape(-1, group)
-        rows = -(-len(codes) * bits // 8)
-        filled = torch.nn.functional.pad(codes, (0, 0, 0, rows * (8 // bits) - len(codes)))
-        data = torch.zeros_like(codes[:rows])
-        for at, plane in enumerate(filled.split(rows)):
-            data |= plane << bits * at
+        data = to_rows_apart(codes, range(0, 8, bits))
         parts = {"_scale": exactly(q.scale, q.dtype, f"{name}: a scale of quanto"), "_shift": _shift(q, name, group)}
         times = q.matrix.block_k // group
         spread = {role: part.repeat_interleave(times, -1).reshape(-1, 1) for role, part in parts.items()}
@@ -256,13 +254,12 @@ class Writer(codec.Writer):
 
 def _kind(scheme: Scheme) -> str | None:
     fmt = scheme.weight
-    for kind, (_, name) in WHOLE.items():
-        its = preset(name).weight
-        same = (fmt.dtype, fmt.block, fmt.zero) == (its.dtype, its.block, its.zero)
-        if same and fmt.scale not in FLOAT8_SCALES and not scheme.act:
-            return kind
-    packed = fmt.block[0] == 1 and fmt.scale not in FLOAT8_SCALES and not scheme.act
-    return next((kind for kind, bits in PACKED.items() if packed and fmt.dtype == f"int{bits}"), None)
+    if scheme.act or fmt.scale in FLOAT8_SCALES:
+        return None
+    whole = {preset(name).weight.dtype: kind for kind, (_, name) in WHOLE.items()}
+    packed = {f"int{bits}": kind for kind, bits in PACKED.items()}
+    found = packed.get(fmt.dtype) if fmt.block[0] == 1 else None
+    return found or (whole.get(fmt.dtype) if fmt.block == CHANNEL and fmt.zero == "none" else None)
 
 
 def _group(k: int) -> int:

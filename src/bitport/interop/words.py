@@ -1,10 +1,13 @@
-"""Codes in 32-bit words, least significant bits first: how GPTQ, AWQ, compressed-tensors and MLX store integers.
+"""Codes in 32-bit words, least significant bits first: how GPTQ, AWQ, compressed-tensors and MLX store integers; and
+codes that lie rows apart, as HQQ, quanto and BitNet have them.
 
 A sequence of words is one little-endian number, and so the same bytes as bitport's bit stream; a code may cross a word
 boundary (3, 5, 6 and 7 bits). Formats differ in the axis along which codes are packed, and in offsets.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -63,6 +66,22 @@ def of_planes(words: Tensor, bits: int) -> Tensor:
         codes |= to_codes(plane, 32, width) << low
         low += width
     return codes.flatten(-2)
+
+
+def of_rows_apart(packed: Tensor, shifts: Sequence[int], width: int) -> Tensor:
+    """Convert [rows / c, ..] to uint8 codes [rows, ..]: an element holds c codes of ``width`` bits, which begin at bits
+    ``shifts`` and are rows / c rows apart."""
+    return torch.cat([(packed >> shift & (1 << width) - 1).to(torch.uint8) for shift in shifts])
+
+
+def to_rows_apart(codes: Tensor, shifts: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
+    """The inverse, for codes [rows, columns]: rows / c is rounded up, and zeros follow the last row."""
+    count = -(-len(codes) // len(shifts))
+    filled = torch.nn.functional.pad(codes, (0, 0, 0, count * len(shifts) - len(codes))).to(dtype)
+    packed = torch.zeros(count, codes.shape[1], dtype=dtype)
+    for shift, rows in zip(shifts, filled.split(count), strict=True):
+        packed |= rows << shift
+    return packed
 
 
 def word_count(k: int, bits: int) -> int:
