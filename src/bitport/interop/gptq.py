@@ -29,7 +29,8 @@ from bitport.interop.checks import Stored, exactly, order_of
 from bitport.interop.codec import Described, WeightNames, grouped, kind_of
 from bitport.interop.configuration import agreed, compiled, one_of, refuse_unknown, setting
 from bitport.interop.shifts import of_zero_points, zero_points
-from bitport.interop.words import PLANES, from_codes, from_stream, of_planes, to_codes, to_stream
+from bitport.interop.words import PLANES, from_codes, from_stream, of_planes, to_codes, to_stream, word_count
+from bitport.numerics import FLOATS
 from bitport.numerics.format import LONGEST_BLOCK
 from bitport.numerics.packing import pack_bits, unpack_bits
 from bitport.schemes import Scheme
@@ -162,17 +163,12 @@ class Reader(codec.Reader):
 
     def read(self, weight: Stored) -> Tensor:
         its = self._settings(weight.name.removesuffix(".weight"))
-        qweight, qzeros = weight["qweight"], weight["qzeros"]
-        if any(weight[role].dim() != 2 for role in ("qweight", "qzeros", "scales")):
-            raise CheckpointError(f"{weight.names['qweight']}, its qzeros and its scales must be matrices")
+        qweight = weight.expect("qweight", (torch.int32,), (None, None))
         k, n = qweight.shape[0] * 32 // its.bits, qweight.shape[1]
-        zero, scale = self._zero(qzeros, n, its.bits).t(), weight["scales"].t()
-        if zero.shape != scale.shape:
-            raise CheckpointError(
-                f"{weight.names['qzeros']} has zero points of {zero.shape[1]} groups, the scales of {n} columns are "
-                f"{[*weight['scales'].shape]}"
-            )
-        if zero.numel() and int(zero.max()) > 255:
+        scale = weight.expect("scales", FLOATS, (None, n)).t()
+        qzeros = weight.expect("qzeros", (torch.int32,), (scale.shape[1], word_count(n, its.bits)))
+        zero = self._zero(qzeros, n, its.bits).t()
+        if int(zero.max()) > 255:
             raise CheckpointError(f"{weight.names['qzeros']} has the zero point 256: 8 bits end at 255")
         if self.form.planar:
             stream = pack_bits(of_planes(qweight.t(), its.bits), its.bits)
@@ -185,7 +181,7 @@ class Reader(codec.Reader):
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype, perm=perm)
 
     def _order(self, weight: Stored, k: int, its: Settings) -> Tensor | None:
-        group = its.group or max(k, 1)
+        group = its.group or k
         if "g_idx" in weight:
             return order_of(weight["g_idx"], k, group, weight.names["g_idx"])
         if its.reordered and group < k:
@@ -200,7 +196,7 @@ class Reader(codec.Reader):
         if self.form.planar:
             return of_planes(qzeros, bits).to(torch.int16)
         highest = (1 << bits) - 1
-        if self.wraps and 32 % bits == 0 and qzeros.dtype == torch.int32:
+        if self.wraps and 32 % bits == 0:
             return to_codes(qzeros + 0xFFFFFFFF // highest, n, bits).to(torch.int16)
         zero = to_codes(qzeros, n, bits).to(torch.int16) + self.form.less
         return zero & highest if self.wraps else zero
