@@ -35,7 +35,7 @@ from torch import Tensor
 from bitport.checkpoint.source import FileTensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import Stored, expect
+from bitport.interop.checks import Stored
 from bitport.interop.codec import Described, WeightNames, check_complete, refuse_lost, same_numbers
 from bitport.interop.configuration import refuse_unknown, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
@@ -226,22 +226,18 @@ class Reader(codec.Reader):
 def _below_each_other(weight: Stored) -> Stored:
     """Stacked experts, [E, rows, ..], with the rows of all projections of an expert concatenated and global scales
     repeated for each row."""
-    tensors = dict(weight)
-    for role, part in weight.names.items():
-        projection, _, end = role.rpartition(".")
+    projections, ends = ([*dict.fromkeys(role.rpartition(".")[at] for role in weight.names)] for at in (0, 2))
+    rows = {each: weight.expect(f"{each}.weight", (torch.uint32,), (None,) * 3).shape[1] for each in projections}
+    first = projections[0]
+    experts = len(weight[f"{first}.weight"])
+
+    def part(projection: str, end: str) -> Tensor:
+        role, like, n = f"{projection}.{end}", weight[f"{first}.{end}"], rows[projection]
         if end == GLOBAL:
-            each = weight.expect(role, FLOATS, (None,))
-            tensors[role] = each.reshape(-1, 1, 1).expand(-1, tensors[f"{projection}.weight"].shape[1], 1)
-        expect(tensors[role], part, (tensors[role].dtype,), (None, None, None))
-    first, _, end = next(iter(weight.names)).rpartition(".")
-    experts = len(tensors[f"{first}.{end}"])
-    every: dict[str, list[Tensor]] = {}
-    for role, part in weight.names.items():
-        projection, _, end = role.rpartition(".")
-        like, rows = tensors[f"{first}.{end}"], tensors[f"{projection}.weight"].shape[1]
-        checked = expect(tensors[role], part, (like.dtype,), (experts, rows, like.shape[2]))
-        every.setdefault(end, []).append(checked)
-    joined = {end: torch.cat(each, 1) for end, each in every.items()}
+            return weight.expect(role, FLOATS, (experts,)).float().reshape(-1, 1, 1).expand(-1, n, 1)
+        return weight.expect(role, (like.dtype,), (experts, n, *like.shape[2:]))
+
+    joined = {end: torch.cat([part(each, end) for each in projections], 1) for end in ends}
     return Stored(weight.name, dict.fromkeys(joined, next(iter(weight.names.values()))), joined)
 
 
