@@ -52,7 +52,11 @@ def add_verb(
 def add_device(verb: argparse.ArgumentParser, *, computes: bool = True) -> None:
     kind = computing_device if computes else device
     verb.add_argument("--device", type=kind, help="a torch device, such as cuda:0 or xpu (default: cpu)")
-    verb.add_argument("--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files)")
+    add_dtype(verb, "dtype to compute in (default: that of the files)")
+
+
+def add_dtype(verb: argparse.ArgumentParser, what: str) -> None:
+    verb.add_argument("--dtype", type=dtype, metavar=f"{{{','.join(DTYPES)}}}", help=what)
 
 
 def add_cache(verb: argparse.ArgumentParser) -> None:
@@ -110,6 +114,12 @@ def ending(suffix: str, what: str) -> Callable[[str], Path]:
     return parse
 
 
+def dtype(text: str) -> torch.dtype:
+    if text not in DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(DTYPES)}")
+    return DTYPES[text]
+
+
 def device(text: str) -> torch.device:
     try:
         return torch.device(text)
@@ -152,10 +162,6 @@ def nbytes(text: str) -> int:
 def counts(text: str) -> tuple[int, ...]:
     """Parse comma-separated integers such as 1,64,1024."""
     return tuple(count(item) for item in text.split(","))
-
-
-def dtype_of(args: argparse.Namespace) -> torch.dtype | None:
-    return DTYPES[args.dtype] if args.dtype else None
 
 
 def read_text(path: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitport.cli.common import UsageError, add_verb, count, dtype_of, location, read_text, show
+from bitport.cli.common import UsageError, add_verb, count, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.cli.texts import add_text, as_data, as_note, how_of, tell
 from bitport.evaluate.columns import columns, lowest, task_columns
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.text is None:
         for directory in directories:
             tell(f"evaluating {directory}")
-            run_its_tasks(load_model(directory, args.device, dtype_of(args)), directory)
+            run_its_tasks(load_model(directory, args.device, args.dtype), directory)
     else:
         text, layers = read_text(args.text), args.against is not None
         rows = list(evaluate_directories(directories, text, how_of(args), layers=layers, tell=tell, also=run_its_tasks))

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from bitport.api import explain
-from bitport.cli.common import add_device, add_verb, counts, dtype_of, location, show
+from bitport.cli.common import add_device, add_verb, counts, location, show
 from bitport.integrations.huggingface import load_model
 
 
@@ -29,7 +29,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    model = load_model(args.directory, args.device, dtype_of(args), causal=False)
+    model = load_model(args.directory, args.device, args.dtype, causal=False)
     found = explain(model, args.rows)
     show(args, json.loads(found.to_json()), str(found))
     return 0

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from bitport.cli.common import DTYPES, UsageError, add_verb, count, dtype_of, ending, location, show
+from bitport.checkpoint.dtypes import name_of
+from bitport.cli.common import UsageError, add_dtype, add_verb, count, ending, location, show
 from bitport.errors import ArgumentError
 from bitport.export import executorch, onnx, package
 from bitport.export.level import LEVELS
@@ -56,9 +57,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--level", choices=LEVELS, help="instruction set to compile a package for (default: that of this machine)"
     )
-    verb.add_argument(
-        "--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files; float32 in other runtimes)"
-    )
+    add_dtype(verb, "dtype to compute in (default: that of the files; float32 in other runtimes)")
     verb.add_argument(
         "--standard", action="store_true", help="use only standard operators in an ONNX model, for other runtimes"
     )
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.output:
         return _for_runtime(args, target)
     target_of(args.output, args.weights)
-    model = load_model(args.directory, dtype=dtype_of(args))
+    model = load_model(args.directory, dtype=args.dtype)
     methods, meta = causal_lm(model, args.capacity)
     print(f"compiling {', '.join(methods)}: a minute or so", file=sys.stderr)
     manifest = package(methods, args.output, weights=args.weights, level=args.level, meta=meta)
@@ -94,8 +93,8 @@ def _for_runtime(args: argparse.Namespace, target: Path) -> int:
     unfit = {"--weights": args.weights, "--level": args.level, "--capacity": args.capacity if args.onnx else None}
     if given := [option for option, value in unfit.items() if value is not None]:
         raise UsageError(f"{', '.join(given)}: not for {'ONNX' if args.onnx else 'ExecuTorch'}, leave it out")
-    if dtype_of(args) not in (None, torch.float32):
-        raise UsageError(f"ExecuTorch and ONNX Runtime compute in float32, not {args.dtype}")
+    if args.dtype not in (None, torch.float32):
+        raise UsageError(f"ExecuTorch and ONNX Runtime compute in float32, not {name_of(args.dtype)}")
     model = load_model(args.directory, dtype=torch.float32)
     print("exporting: a minute or so", file=sys.stderr)
     if args.onnx:

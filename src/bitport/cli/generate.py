@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bitport.cli.common import UsageError, add_cache, add_device, add_verb, count, dtype_of, location, seed, show
+from bitport.cli.common import UsageError, add_cache, add_device, add_verb, count, location, seed, show
 from bitport.errors import ArgumentError
 from bitport.integrations.generation import check_ids, random_apart
 from bitport.integrations.huggingface import load_model, load_tokenizer, positions_of
@@ -46,7 +46,7 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.temperature != 0 and not COLDEST <= args.temperature < float("inf"):
         raise UsageError(f"--temperature {args.temperature}: give 0, or a number from {COLDEST} on")
-    model = load_model(args.directory, args.device, dtype_of(args))
+    model = load_model(args.directory, args.device, args.dtype)
     tokenizer = load_tokenizer(args.directory)
     inputs = tokenizer(args.prompt, return_tensors="pt").to(model.device)
     length = inputs.input_ids.shape[1]

@@ -7,9 +7,7 @@ import dataclasses
 import sys
 from typing import Any
 
-import torch
-
-from bitport.algorithms import TRANSFORMS, Algorithm, algorithm
+from bitport.algorithms import TRANSFORMS, algorithm
 from bitport.algorithms.mixed import CANDIDATES, check_size, mixed
 from bitport.algorithms.solving import uses_data
 from bitport.api import quantize_
@@ -20,11 +18,10 @@ from bitport.checkpoint.side_files import class_name
 from bitport.checkpoint.source import Source, check_apart
 from bitport.cli import calibration, streamed
 from bitport.cli.common import (
-    DTYPES,
     UsageError,
+    add_dtype,
     add_shard_size,
     add_verb,
-    dtype_of,
     location,
     option,
     read_text,
@@ -86,7 +83,7 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument(
         "--algorithm",
-        type=algorithm_name,
+        type=option(algorithm),
         default="rtn",
         metavar="NAME[+NAME..]",
         help="how weights are rounded: rtn (to nearest, the default), clip (the best of several ranges), hqq (a fit "
@@ -96,7 +93,7 @@ def add_parser(verbs: Any) -> None:
     streamed.add_arguments(verb)
     verb.add_argument("-o", "--output", type=location, metavar="DIR", help="the directory to write")
     add_shard_size(verb, "")
-    verb.add_argument("--dtype", choices=DTYPES, help="cast float tensors to this dtype first (default: as they are)")
+    add_dtype(verb, "cast float tensors to this dtype first (default: as they are)")
     verb.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output directory")
     verb.add_argument("--dry-run", action="store_true", help="print what would be done, and write nothing")
     verb.add_argument(
@@ -115,27 +112,20 @@ def rule(text: str) -> tuple[str, str]:
     return pattern, named if named == "skip" else scheme_name(named)
 
 
-@option
-def algorithm_name(text: str) -> str:
-    algorithm(text)
-    return text
-
-
 def run(args: argparse.Namespace) -> int:
     with Processes.of_torchrun() as processes:
         return quantized(args, processes)
 
 
 def quantized(args: argparse.Namespace, processes: Processes) -> int:
-    recipe, dtype = None if args.scheme == "auto" else recipe_of(args), dtype_of(args)
+    recipe = None if args.scheme == "auto" else recipe_of(args)
     check_reports(args)
     if not args.dry_run:
         _check_output(args)
     _check_auto(args)
-    by = algorithm(args.algorithm)
-    runs = recipe is None or uses_data(by, recipe)
+    runs = recipe is None or uses_data(args.algorithm, recipe)
     whole = recipe is None or args.in_memory
-    streamed.check_options(args, by, runs=runs, in_memory=whole)
+    streamed.check_options(args, runs=runs, in_memory=whole)
     args.device = streamed.device_of(args, processes)
     if (part := class_name(args.source)) and (runs or whole):
         raise ArgumentError(
@@ -149,11 +139,11 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
             "gptq; start only one for anything else"
         )
     if recipe is None or args.in_memory:
-        report = in_memory(args, recipe, dtype, runs)
+        report = in_memory(args, recipe, runs)
     elif runs:
-        report = streamed.calibrated(args, recipe, dtype, by, processes)
+        report = streamed.calibrated(args, recipe, processes)
     else:
-        report = from_files(args, recipe, dtype, by, part)
+        report = from_files(args, recipe, part)
     if processes.first:
         _show(args, report)
     return 0
@@ -177,9 +167,7 @@ def _show(args: argparse.Namespace, report: Report) -> None:
     write_reports(args, lambda command: page(report, args.source.name, command), data)
 
 
-def from_files(
-    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, part: str | None
-) -> Report:
+def from_files(args: argparse.Namespace, recipe: Recipe, part: str | None) -> Report:
     """Quantize tensor by tensor, without running the model. ``part``: its class, if it is a component of diffusers."""
     Source(args.source)  # raises for broken files, which would otherwise become a note
     model, notes = named(args.source)
@@ -194,20 +182,20 @@ def from_files(
     notes += naming_notes(model, args.source, lambda made: Source(args.source, arrangement=made).tensors, advice)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    return streamed.without_data(args, recipe, dtype, by, model)
+    return streamed.without_data(args, recipe, model)
 
 
-def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None, runs: bool) -> Report:
+def in_memory(args: argparse.Namespace, recipe: Recipe | None, runs: bool) -> Report:
     """Quantize the model as loaded by transformers: for models whose files name or split their weights differently, and
     for algorithms that change the whole model. ``recipe`` None: find a mixed-precision one first. ``runs``: whether
     the model is run on data."""
     files = Source(args.source)
     if args.dry_run and recipe is not None:
         model = empty_model(args.source) if runs else named_model(args.source)
-        if dtype is not None:
-            cast_parameters(model, dtype)
+        if args.dtype is not None:
+            cast_parameters(model, args.dtype)
         return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
-    model = whole_model(args.source, dtype, causal=runs)
+    model = whole_model(args.source, args.dtype, causal=runs)
     if args.device.type != "cpu":
         model.to(args.device)
         model.tie_weights()  # PyTorch unties parameters that move to a device from outside
@@ -225,7 +213,7 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=data)
     if batches is not None:
         report = dataclasses.replace(report, calibration=calibration.described(args))
-    save(model, args.output, overwrite=args.overwrite, shard_size=args.shard_size, carry=files.others(dtype))
+    save(model, args.output, overwrite=args.overwrite, shard_size=args.shard_size, carry=files.others(args.dtype))
     return report
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from bitport.algorithms import Algorithm
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint.quantize import ADVICE, QuantizeRun, estimate, planned
 from bitport.checkpoint.source import Source
@@ -73,12 +72,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--resume", action="store_true", help="continue an interrupted run in the output directory")
 
 
-def check_options(args: argparse.Namespace, by: Algorithm, *, runs: bool, in_memory: bool) -> None:
+def check_options(args: argparse.Namespace, *, runs: bool, in_memory: bool) -> None:
     """Raise ArgumentError for an option that would have no effect; fill in defaults of the others."""
     if not runs and (given := _given(args, ON_DATA)):
         raise UsageError(
-            f"{given}: for algorithms that look at inputs and schemes with a static input scale, not for {by.name} "
-            f"without such"
+            f"{given}: for algorithms that look at inputs and schemes with a static input scale, not for "
+            f"{args.algorithm.name} without such"
         )
     if in_memory and (given := _given(args, FROM_FILES)):
         why = "--scheme auto" if args.scheme == "auto" else "--in-memory"
@@ -105,19 +104,17 @@ def _given(args: argparse.Namespace, names: Sequence[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in held)
 
 
-def calibrated(
-    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, processes: Processes
-) -> Report:
+def calibrated(args: argparse.Namespace, recipe: Recipe, processes: Processes) -> Report:
     """Quantize by running the model on data. Of several processes only the first prints messages."""
     model = empty_model(args.source)
     if args.dry_run:
-        return _predicted(args, recipe, dtype, by, model)
+        return _predicted(args, recipe, model)
     if args.data is None:
         calibration.check_loadable(args)
-        _rehearsed(args, recipe, dtype, by, empty_model(args.source))  # report errors before the model generates text
+        _rehearsed(args, recipe, empty_model(args.source))  # report errors before the model generates text
     if processes.first:
         print(f"calibration: {calibration.described(args)}", file=sys.stderr)
-    stream = _stream(args, recipe, dtype, by, model, calibration.batches(args, model), args.output, processes)
+    stream = _stream(args, recipe, model, calibration.batches(args, model), args.output, processes)
     if processes.first:
         if not stream.output.fresh:
             steps = f"{stream.output.resumed} of {len(stream.walk.order) + 1}" if stream.walk else "all"
@@ -126,21 +123,19 @@ def calibrated(
     return dataclasses.replace(stream.run(), calibration=calibration.described(args))
 
 
-def without_data(
-    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any | None
-) -> Report:
+def without_data(args: argparse.Namespace, recipe: Recipe, model: Any | None) -> Report:
     """Quantize without data. ``model``: the empty model of the source, if it could be built."""
     known = _known(args.source, model)
     if args.dry_run:
         files = Source(args.source)
         files.ask(**known)
-        report = predicted(files, recipe, dtype, by)
-        memory = estimate(files, planned(files, recipe), dtype, by, args.device)
+        report = predicted(files, recipe, args.dtype, args.algorithm)
+        memory = estimate(files, planned(files, recipe), args.dtype, args.algorithm, args.device)
         memory.check(args.memory_limit, ADVICE)
         _tell(memory)
         return dataclasses.replace(report, memory_estimate=memory.total)
     limits = {"memory_limit": args.memory_limit, "resume": args.resume, "overwrite": args.overwrite}
-    how = {"algorithm": by, "dtype": dtype, "shard_size": args.shard_size, "device": args.device}
+    how = {"algorithm": args.algorithm, "dtype": args.dtype, "shard_size": args.shard_size, "device": args.device}
     run = QuantizeRun(args.source, args.output, recipe, **how, **limits, **known)
     if run.output.resumed:
         done, every = len(run.output.names), len(run.files.stored)
@@ -165,32 +160,26 @@ def _tell(memory: Memory | None) -> None:
         print(f"memory: {memory}", file=sys.stderr)
 
 
-def _predicted(
-    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any
-) -> Report:
+def _predicted(args: argparse.Namespace, recipe: Recipe, model: Any) -> Report:
     """The report of a run with --data-tokens tokens, including its memory estimate, without running it."""
-    memory = _rehearsed(args, recipe, dtype, by, model).memory
+    memory = _rehearsed(args, recipe, model).memory
     assert memory is not None
     _tell(memory)
     files = Source(args.source, arrangement=arrangement(model))
     files.ask(model)
-    report = predicted(files, recipe, dtype, by)
+    report = predicted(files, recipe, args.dtype, args.algorithm)
     return dataclasses.replace(report, memory_estimate=memory.total)
 
 
-def _rehearsed(
-    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any
-) -> Stream:
+def _rehearsed(args: argparse.Namespace, recipe: Recipe, model: Any) -> Stream:
     """Plan a run with --data-tokens tokens and check that it fits in memory."""
     with tempfile.TemporaryDirectory() as folder:
-        return _stream(args, recipe, dtype, by, model, calibration.placeholders(args, model), Path(folder))
+        return _stream(args, recipe, model, calibration.placeholders(args, model), Path(folder))
 
 
 def _stream(
     args: argparse.Namespace,
     recipe: Recipe,
-    dtype: torch.dtype | None,
-    by: Algorithm,
     model: Any,
     batches: Sequence[Any],
     target: Path,
@@ -202,8 +191,8 @@ def _stream(
         target,
         recipe,
         batches=batches,
-        algorithm=by,
-        dtype=dtype,
+        algorithm=args.algorithm,
+        dtype=args.dtype,
         device=args.device,
         activations=args.activations,
         memory_limit=args.memory_limit,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bitport.cli.common import add_cache, add_device, count, dtype_of, location
+from bitport.cli.common import add_cache, add_device, count, location
 from bitport.evaluate.directories import Evaluation, How
 
 
@@ -45,7 +45,7 @@ def how_of(args: argparse.Namespace, new_tokens: int = 0) -> How:
         args.max_tokens,
         args.batch,
         args.device,
-        dtype_of(args),
+        args.dtype,
         args.scratch,
         new_tokens,
         args.kv_cache,
