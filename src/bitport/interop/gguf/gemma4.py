@@ -29,7 +29,7 @@ UNTURNED = 1e30
 
 def special(settings: Settings, config: dict[str, Any]) -> None:
     layers = config["num_hidden_layers"]
-    config["layer_types"] = windows(settings, layers, every=6)
+    config["layer_types"] = windows(settings, layers)
     full = [kind == "full_attention" for kind in config["layer_types"]]
     shared = settings.whole(KEYS["num_kv_shared_layers"], 0, layers, least=0)
     if not full[-1] or (shared and full[layers - shared - 2 : layers - shared] != [False, True]):

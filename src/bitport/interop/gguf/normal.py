@@ -3,9 +3,10 @@ versions of transformers, use other keys for the same."""
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from reprlib import repr as short
 from typing import Any
 
@@ -15,7 +16,7 @@ from bitport.errors import ArgumentError
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.header import shortest
 from bitport.interop.gguf.keys import MOST
-from bitport.interop.gguf.special import LINEAR, layer_types, with_rope
+from bitport.interop.gguf.special import LINEAR, PERIODS, layer_types, with_rope
 
 HYBRID = ("qwen35", "qwen35moe")
 OWN_HEADS = (
@@ -28,8 +29,16 @@ FEWER = (
     *("glm4moe", "minimax-m2", "lfm2", "lfm2moe", *HYBRID),
 )
 """Architectures whose num_key_value_heads does not default to the number of heads."""
-WINDOWS = {"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "gemma4": 6, "cohere2": 4}
-"""The default period of layers with full attention."""
+PERIODIC: dict[str, tuple[str, str, Callable[[int, int], list[Any]]]] = {
+    **dict.fromkeys(
+        ("gpt-oss", "gemma2", "gemma3", "gemma4", "cohere2"), ("sliding_window_pattern", "layer_types", layer_types)
+    ),
+    **dict.fromkeys(
+        HYBRID, ("full_attention_interval", "layer_types", functools.partial(layer_types, others="linear_attention"))
+    ),
+    "smollm3": ("no_rope_layer_interval", "no_rope_layers", with_rope),
+}
+"""Key of the period of layers (PERIODS) -> key of the list that config.json may have instead, and what makes it."""
 THETA = {
     "gpt-oss": 150000.0,
     "mixtral": 1e6,
@@ -41,6 +50,8 @@ THETA = {
     "minimax-m2": 5e6,
 }
 """The default rope_theta, if it is not 10000."""
+TIED = ("gemma", "gemma2", "gemma3", "gemma4", "smollm3", "ernie4_5", "starcoder2", "cohere2", "lfm2", "lfm2moe")
+"""Architectures whose head is the embedding, unless config.json says otherwise."""
 TURNED = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, "minimax-m2": 1.0, **dict.fromkeys(HYBRID, 0.25)}
 """Architectures with partial rotary embeddings -> the default fraction."""
 POSITIONS = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
@@ -78,6 +89,7 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         wanted.pop("experts_per_token", None)
     for key, value in DEFAULTS.get(name, {}).items():
         _default(wanted, key, value)
+    _default(wanted, "tie_word_embeddings", name in TIED)
     for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", "vocab_size"):
         _check(wanted, key)
     if wanted.get("head_dim") is None and name not in OWN_HEADS:
@@ -91,26 +103,19 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     wanted["rope_parameters"] = _ropes(name, wanted)
     if name == "phi3" and wanted.get("original_max_position_embeddings") is None:
         wanted["original_max_position_embeddings"] = wanted["max_position_embeddings"]
-    if name in WINDOWS and wanted.get("layer_types") is None:
-        _default(wanted, "sliding_window_pattern", WINDOWS[name])
-        _check(wanted, "sliding_window_pattern")
-        wanted["layer_types"] = layer_types(wanted["num_hidden_layers"], wanted["sliding_window_pattern"])
+    if name in PERIODIC:
+        key, each, made = PERIODIC[name]
+        if wanted.get(each) is None:
+            _default(wanted, key, PERIODS[name])
+            _check(wanted, key)
+            wanted[each] = made(wanted["num_hidden_layers"], wanted[key])
     if name == "lfm2":
         _lfm2(wanted)
     if name == "gemma4":
         _gemma4(wanted)
-    if name in HYBRID and wanted.get("layer_types") is None:
-        _default(wanted, "full_attention_interval", 4)
-        _check(wanted, "full_attention_interval")
-        every = wanted["full_attention_interval"]
-        wanted["layer_types"] = layer_types(wanted["num_hidden_layers"], every, "linear_attention")
     if name in HYBRID:
         for key in (*LINEAR, "linear_value_head_dim"):
             _check(wanted, key)
-    if name == "smollm3" and wanted.get("no_rope_layers") is None:
-        _default(wanted, "no_rope_layer_interval", 4)
-        _check(wanted, "no_rope_layer_interval")
-        wanted["no_rope_layers"] = with_rope(wanted["num_hidden_layers"], wanted["no_rope_layer_interval"])
     near = wanted.get("sliding_window")
     if "sliding_window" not in ARCHITECTURES[name].more and (
         wanted.get("use_sliding_window") is False or (type(near) is int and near >= wanted["max_position_embeddings"])

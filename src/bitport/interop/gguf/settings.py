@@ -84,6 +84,8 @@ class Said(NamedTuple):
     """Tensors that are part of the configuration."""
     config: dict[str, Any]
     """The config as read back from the settings."""
+    tied: bool
+    """Whether the original config ties the head to the embedding."""
 
 
 def settings_of(config: Mapping[str, Any], first: Collection[str]) -> Said:
@@ -120,7 +122,7 @@ def settings_of(config: Mapping[str, Any], first: Collection[str]) -> Said:
         said[f"tokenizer.ggml.{token}_token_id"] = number
     read = config_of(its, Settings(said, vectors))
     _compare(its, wanted, read, its.declares(first))
-    return Said(its, said, vectors, read)
+    return Said(its, said, vectors, read, bool(wanted["tie_word_embeddings"]))
 
 
 def _architecture(model_type: Any) -> str:

@@ -25,6 +25,13 @@ LARGEST = {"gemma2": 46, "gemma3": 62}
 llama.cpp identifies them by this number, too."""
 
 
+PERIODS = {
+    **{"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "gemma4": 6, "cohere2": 4},
+    **{"qwen35": 4, "qwen35moe": 4, "smollm3": 4},
+}
+"""One of how many layers has full attention, or no rotary embedding (smollm3), unless a file or config.json says it."""
+
+
 def nothing_more(settings: Settings, config: dict[str, Any]) -> None:
     pass
 
@@ -60,7 +67,7 @@ def llama3_factors(factor: float, theta: float, head: int) -> Tensor:
 
 
 def smollm3(settings: Settings, config: dict[str, Any]) -> None:
-    config["no_rope_layers"] = with_rope(config["num_hidden_layers"], 4)
+    config["no_rope_layers"] = with_rope(config["num_hidden_layers"], PERIODS["smollm3"])
 
 
 def with_rope(layers: int, every: int) -> list[int]:
@@ -100,7 +107,7 @@ def starcoder2(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def cohere2(settings: Settings, config: dict[str, Any]) -> None:
-    config["layer_types"] = windows(settings, config["num_hidden_layers"], every=4)
+    config["layer_types"] = windows(settings, config["num_hidden_layers"])
 
 
 def phi3(settings: Settings, config: dict[str, Any]) -> None:
@@ -175,7 +182,8 @@ def qwen35(settings: Settings, config: dict[str, Any]) -> None:
             f"multiple of these, with {width} each"
         )
     config["linear_value_head_dim"] = width
-    config["layer_types"] = layer_types(config["num_hidden_layers"], settings.whole(EVERY, 4), "linear_attention")
+    every = settings.whole(EVERY, PERIODS[str(settings.architecture)])
+    config["layer_types"] = layer_types(config["num_hidden_layers"], every, "linear_attention")
     turned(settings, config)
     sections = settings.get(SECTIONS, (list,))
     if len(sections) != 4 or not all(type(each) is int and each >= 0 for each in sections) or sections[3]:
@@ -185,7 +193,7 @@ def qwen35(settings: Settings, config: dict[str, Any]) -> None:
 
 def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:
     """The model does not round the correction range of yarn to integers, regardless of the file; llama.cpp does."""
-    config["layer_types"] = windows(settings, config["num_hidden_layers"], every=2)
+    config["layer_types"] = windows(settings, config["num_hidden_layers"])
     _all_experts(settings, config)
     if config["rope_parameters"]["rope_type"] == "yarn":
         config["rope_parameters"]["truncate"] = False
@@ -205,27 +213,26 @@ def _all_experts(settings: Settings, config: Mapping[str, Any]) -> None:
 
 
 def gemma2(settings: Settings, config: dict[str, Any]) -> None:
-    _gemma(settings, config, every=2)
+    _gemma(settings, config)
 
 
 def gemma3(settings: Settings, config: dict[str, Any]) -> None:
-    _gemma(settings, config, every=6)
+    _gemma(settings, config)
     near = {"rope_type": "default", "rope_theta": settings.real("rope.freq_base_swa", 10000.0)}
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
 
 
-def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
-    """``every``: the default period of layers with full attention."""
+def _gemma(settings: Settings, config: dict[str, Any]) -> None:
     layers = config["num_hidden_layers"]
     largest = layers == LARGEST[str(settings.architecture)]
     usual = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
     config["query_pre_attn_scalar"] = round(settings.real("attention.scale", usual**-0.5) ** -2)
-    config["layer_types"] = windows(settings, layers, every)
+    config["layer_types"] = windows(settings, layers)
 
 
-def windows(settings: Settings, layers: int, every: int) -> list[str]:
-    """The types of layers. ``every``: the default period of those with full attention."""
-    pattern = settings.get("attention.sliding_window_pattern", (int, list), every)
+def windows(settings: Settings, layers: int) -> list[str]:
+    """The types of layers."""
+    pattern = settings.get("attention.sliding_window_pattern", (int, list), PERIODS[str(settings.architecture)])
     if isinstance(pattern, int):
         return layer_types(layers, pattern or layers + 1)
     if len(pattern) != layers:

@@ -27,11 +27,6 @@ from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
 FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
-TIED = (
-    *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "starcoder2", "cohere2"),
-    *("lfm2", "lfm2_moe"),
-)
-"""Models whose head is the embedding by default."""
 
 
 class Writer:
@@ -45,7 +40,7 @@ class Writer:
         if not isinstance(said, str):
             raise ArgumentError("there is no config.json, from which the settings of a GGUF file are made")
         config: dict[str, Any] = json.loads(said)
-        self.its, self.settings, self.vectors, read = settings_of(config, first_layer(names))
+        self.its, self.settings, self.vectors, read, ties = settings_of(config, first_layer(names))
         left = unused.in_model(names, read, config.get("num_nextn_predict_layers"))
         self.left = {name for each in left.values() for name in each}
         self.vocabulary: int = config["vocab_size"]
@@ -55,8 +50,7 @@ class Writer:
         self.notes += unused.notes(left)
         self.places = places(self.its, [name for name in names if name not in self.left], read)
         self.experts = experts_of(read)
-        ties = HEAD in tied or config.get("tie_word_embeddings", config.get("model_type") in TIED)
-        if HEAD not in names and not ties:
+        if HEAD not in names and HEAD not in tied and not ties:
             raise ArgumentError(f"the model has no {HEAD}, and config.json does not tie it to the embedding")
         near = read.get("sliding_window")
         kind = read["model_type"]
