@@ -138,7 +138,6 @@ class QuantizeRun:
         self.plan = planned(self.files, self.recipe)
         for scheme in {choice.scheme for choice in self.plan.quantized if choice.scheme}:
             check_device(scheme, self.device)
-        self.choices = {choice.name: choice for choice in self.plan.choices}
         self.memory = estimate(self.files, self.plan, dtype, self.by, self.device)
         self.memory.check(memory_limit, ADVICE)
         same = fingerprint(self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure)
@@ -166,7 +165,7 @@ class QuantizeRun:
     def _write(self, name: str, stored: Tensor) -> int:
         """Quantize and write a tensor; returns its bytes in the checkpoint. Nothing of it is kept."""
         value = stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
-        choice = self.choices.get(name)
+        choice = self.plan[name] if name in self.targets else None
         if choice and choice.scheme:
             check_finite(value, self.targets[name])
             moved = value.to(self.device)
@@ -194,13 +193,10 @@ class QuantizeRun:
         )
 
 
-def estimate(
-    files: Source, plan: Plan, dtype: torch.dtype | None, by: Algorithm, device: torch.device | None = None
-) -> Memory:
+def estimate(files: Source, plan: Plan, dtype: torch.dtype | None, by: Algorithm, device: torch.device) -> Memory:
     """The requirement of the most demanding tensor: as stored and cast, and while its codes are chosen, which if that
     happens on another ``device`` only return from there."""
     quantized = {files.tied.get(choice.name, choice.name): choice.scheme for choice in plan.quantized}
-    device = device or torch.device("cpu")
     most, there = (0, 0), 0
     for name, held in files.stored.items():
         elements = torch.Size(held.shape).numel()

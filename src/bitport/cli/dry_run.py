@@ -18,14 +18,13 @@ def predicted(files: Source, recipe: Recipe, dtype: torch.dtype | None, by: Algo
     """The report of quantize_files, without errors: weights are quantized as shapes, on the meta device."""
     targets = {target.name: target for target in files.targets()}
     plan = recipe.resolve(list(targets.values()))
-    choices = {choice.name: choice for choice in plan.choices}
     scales = scales_without_data(static_inputs(plan.choices, targets))
     sizes: dict[str, int] = {}
     told: dict[str, LayerReport] = {}
     for name, held in files.stored.items():
         value = torch.empty(held.shape, dtype=held.dtype, device="meta")
         value = value.to(dtype) if dtype is not None and held.dtype.is_floating_point else value
-        sizes[name], choice = value.nbytes, choices.get(name)
+        sizes[name], choice = value.nbytes, plan[name] if name in targets else None
         if choice and choice.scheme:
             outcome = apply(by, value, targets[name], choice.scheme, act_scale=scales.get(name))
             told[name] = outcome.report(choice, held.nbytes)

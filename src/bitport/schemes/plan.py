@@ -74,7 +74,10 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The inverse of :meth:`to_json`; RecipeError or SchemeError for anything else."""
-        return cls(tuple(map(_choice_from, _list_of(parsed(text, "the plan", RecipeError)))))
+        rows = parsed(text, "the plan", RecipeError)
+        if not isinstance(rows, list):
+            raise RecipeError(f"a plan is a list of choices, not {type(rows).__name__}")
+        return cls(tuple(map(_choice_from, rows)))
 
 
 def refuse_static(choices: Iterable[Choice], advice: str) -> None:
@@ -87,16 +90,15 @@ def refuse_static(choices: Iterable[Choice], advice: str) -> None:
         )
 
 
+def static_inputs(choices: Iterable[Choice], targets: Mapping[str, Target]) -> dict[Target, str]:
+    """The activation format of each target with a static input scale; ``targets`` by name."""
+    return {targets[choice.name]: choice.scheme.act for choice in choices if choice.scheme and choice.scheme.static}
+
+
 def _described(scheme: Scheme | None) -> str:
     if scheme is None:
         return "skip"
     return scheme.to_json() if scheme.name == "custom" else scheme.name
-
-
-def _list_of(data: Any) -> list[Any]:
-    if not isinstance(data, list):
-        raise RecipeError(f"a plan is a list of choices, not {type(data).__name__}")
-    return data
 
 
 def _choice_from(row: Any) -> Choice:
@@ -107,8 +109,3 @@ def _choice_from(row: Any) -> Choice:
             raise RecipeError(f"choice: {key} must be a str, not {fields[key]!r}")
     scheme = fields["scheme"]
     return Choice(fields["name"], None if scheme is None else Scheme.from_dict(scheme), fields["reason"])
-
-
-def static_inputs(choices: Iterable[Choice], targets: Mapping[str, Target]) -> dict[Target, str]:
-    """The activation format of each target with a static input scale; ``targets`` by name."""
-    return {targets[choice.name]: choice.scheme.act for choice in choices if choice.scheme and choice.scheme.static}

@@ -104,8 +104,7 @@ class Stream:
         found = find_targets(model)
         self.recipe = Recipe.of(recipe)
         self.plan = self.recipe.resolve(found)
-        self.choices = {choice.name: choice for choice in self.plan.choices}
-        self.targets = [each for each in found if self.choices[each.name].scheme]
+        self.targets = [each for each in found if self.plan[each.name].scheme]
         for scheme in {choice.scheme for choice in self.plan.quantized if choice.scheme}:
             check_device(scheme, self.device)
         self.processes = processes or Processes()
@@ -202,7 +201,7 @@ class Stream:
             slot.put(outcome.q)
         self.output.add(name, outcome.q)
         nbytes = self.files.tensors[name].nbytes
-        self.output.layers[target.name] = outcome.report(self.choices[target.name], nbytes)
+        self.output.layers[target.name] = outcome.report(self.plan[target.name], nbytes)
 
     def _report(self) -> Report:
         before, manifest, name_of = self.files.tensors, self.output.manifest, self.place.name_of
