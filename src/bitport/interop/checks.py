@@ -57,7 +57,8 @@ class Stored(dict[str, Tensor]):
         return expect(self[role], self.names[role], dtypes, shape)
 
     def grid(self, role: str, dtypes: Sequence[torch.dtype], grid: Sequence[int]) -> Tensor:
-        """The same for a tensor as of :func:`as_grid`, contiguous."""
+        """Like :meth:`expect`, and contiguous, for a tensor that files may have without its sizes of one
+        (:func:`as_grid`)."""
         return expect(as_grid(self[role], grid), self.names[role], dtypes, grid).contiguous()
 
     def number(self, role: str) -> Tensor:

@@ -170,7 +170,8 @@ def no_layer(q: Described, says: str, *, embeddings: bool = False, conv1d: bool 
 
 
 def no_place(q: Described, who: str) -> str | None:
-    """The reason why ``q`` does not fit a format without column order and input scales, or None."""
+    """The reason why ``q`` does not fit the format ``who``, which has no order of columns and no scales of inputs, or
+    None."""
     extra = sorted(q.parts & {"perm", "pre_scale"})
     return f"{who} has no {' and no '.join(extra)}: neither order nor scales of inputs" if extra else None
 
@@ -221,7 +222,7 @@ def grouped(
     held: Collection[str], first: str, needed: Sequence[str], optional: Sequence[str] = (), telling: Sequence[str] = ()
 ) -> list[WeightNames]:
     """The weights that have a tensor ``<module>.<first>``, with those of the other roles, which are named likewise.
-    ``telling``: roles of no other tensors, so that one of them without the first is an error."""
+    ``telling``: roles that only such weights have, so that one of them without the first is an error."""
     found = []
     for name in held:
         module, _, last = name.rpartition(".")

@@ -252,7 +252,7 @@ def upright(q: QTensor) -> QTensor:
 
 
 def _described(name: str, q: QTensor | Entry, parts: Iterable[str], blocks: Collection[str] | None) -> Described:
-    """See :func:`upright`."""
+    """``parts``: the names of those of ``q``. A Conv1D is described as other libraries store it (:func:`upright`)."""
     assert q.scheme is not None
     conv1d = q.transposed and len(q.shape) == 2
     shape = tuple(q.shape)[::-1] if conv1d else tuple(q.shape)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, Quantized
-from bitport.numerics.packing import from_storage, to_storage
+from bitport.numerics.packing import as_bytes, from_storage, to_storage
 
 
 class Order(NamedTuple):
@@ -162,6 +162,5 @@ def _columns(parts: Quantized, fmt: Format, order: Order, index: Tensor) -> Quan
     if order.width % block:
         raise ArgumentError(f"a scale is of {block} columns, and heads of {order.width} columns change places")
     blocks = index[::block] // block
-    scale = parts.scale.view(torch.uint8) if parts.scale.dtype.itemsize == 1 else parts.scale
-    zero = None if parts.zero is None else parts.zero[..., blocks]
-    return parts._replace(data=data, scale=scale[..., blocks].view(parts.scale.dtype), zero=zero)
+    scale = as_bytes(parts.scale)[..., blocks].view(parts.scale.dtype)
+    return parts._replace(data=data, scale=scale, zero=None if parts.zero is None else parts.zero[..., blocks])

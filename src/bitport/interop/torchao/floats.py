@@ -38,9 +38,8 @@ def mx(entry: Entry, weight: Stored) -> Found:
 
 def nvfp4(entry: Entry, weight: Stored) -> Found:
     found = _of_blocks(entry, weight, PRESETS["nvfp4"].weight, E4M3)
-    second = torch.ones((), dtype=torch.float32)
-    if (given := weight.get("per_tensor_scale")) is not None:
-        second = weight.expect("per_tensor_scale", (torch.float32,), (1,) * given.dim())
+    given = "per_tensor_scale" in weight
+    second = weight.number("per_tensor_scale") if given else torch.ones((), dtype=torch.float32)
     return found._replace(parts=found.parts._replace(scale2=second.reshape(1, 1)))
 
 
