@@ -34,7 +34,7 @@ def test_the_directory_of_a_file_that_is_the_source(run: Run, llama: Path, tmp_p
     words = ("quantize", tmp_path / "weights.safetensors", "--scheme", "int4", "-o")
     ran = run(*words, tmp_path)
     assert (ran.code, [path.name for path in tmp_path.iterdir()]) == (1, ["weights.safetensors"])
-    assert f"{tmp_path} lies in the source" in ran.err
+    assert f"{tmp_path} holds the source" in ran.err
     assert run(*words, tmp_path / "out").code == 0
 
 

@@ -247,8 +247,10 @@ def check_apart(source: Path, directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise ArgumentError(f"{directory} is a file; give a directory")
     here, there = source.resolve(), directory.resolve()
-    if there.is_relative_to(here) or (there == here.parent and source.is_file()):
-        raise ArgumentError(f"{directory} lies in the source {source}; choose another directory for the checkpoint")
+    holds = there == here.parent and source.is_file()
+    if holds or there.is_relative_to(here):
+        how = "holds" if holds else "lies in"
+        raise ArgumentError(f"{directory} {how} the source {source}; choose another directory for the checkpoint")
 
 
 def _arranged(tensors: dict[str, FileTensor], arrangement: Arrangement) -> dict[str, FileTensor]:
