@@ -19,7 +19,6 @@ import torch
 from jax import Array
 
 from bench.measure import append, busy, header
-from bitport import layouts
 from bitport.backends.xla.functions import FUNCTIONS
 from bitport.backends.xla.move import to_array, weight_arrays
 from bitport.evaluate.timing import interleaved, medians, ratio, spread
@@ -44,9 +43,7 @@ def bf16(value: torch.Tensor) -> tuple[Callable[..., Array], tuple[Any, ...]]:
 def candidate(value: torch.Tensor, name: str, layout: str) -> tuple[Callable[..., Array], tuple[Any, ...]]:
     scheme, (n, k) = preset(name), value.shape
     parts = quantize(value, scheme.weight)
-    plain = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
-    packed = layouts.repack(plain.matrix, parts, "plain", layout)
-    weight = weight_arrays(plain._replace(**packed._asdict(), layout=layout))
+    weight = weight_arrays(Weight.of(parts, scheme.weight, n, k).to_layout(layout))
     rest = (scheme.act, None, None) if scheme.act else (None,)
     function = FUNCTIONS["dyn_linear" if scheme.act else "linear"]
 

@@ -96,7 +96,7 @@ def of(target: str, scheme: str, dtype: torch.dtype, rows: int, k: int = 4096) -
     """The inner loop of the kernel that the chip's table chooses."""
     chosen = preset(scheme)
     parts = quantize(torch.randn(256, k, generator=torch.Generator().manual_seed(0)).to(dtype), chosen.weight)
-    weight = Weight(*parts, chosen.weight.dtype, 256, k, *chosen.weight.block_shape(256, k), "plain")
+    weight = Weight.of(parts, chosen.weight, 256, k)
     op = "dyn_linear" if chosen.act else "linear"
     args = (torch.zeros(rows, k, dtype=dtype), *weight, *((chosen.act, None) if chosen.act else ()), None)
     with compiling(target) as made:

@@ -15,10 +15,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from bitport import layouts
 from bitport.backends.triton import configs, kernels, linear, operand, rounding, rows
 from bitport.backends.triton.kernels import KERNELS
-from bitport.numerics import NUMBER_TYPES, Quantized, to_storage
+from bitport.numerics import NUMBER_TYPES, to_storage
 from bitport.ops import OPS, Impl, Sample, Weight, register_kernel, use_kernel
 from bitport.schemes import preset
 from tests.backends.products import products, shortfall
@@ -326,8 +325,7 @@ def test_layouts_that_are_refused() -> None:
     (sample,) = products("int4", BF16, "plain", n=64, k=256, m=1)
     plain = Weight(*sample.args[1:11])
     for name in ("cpu_tiles", "tile_packed_8"):
-        parts = layouts.repack(plain.matrix, Quantized(*plain[:4]), "plain", name)
-        args = (sample.args[0], *plain._replace(**parts._asdict(), layout=name), None)
+        args = (sample.args[0], *plain.to_layout(name), None)
         assert f"plain_int32, not {name}" in str(kernels.refuses_linear("tiles")(*args))
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from bitport import layouts
-from bitport.numerics import Quantized, fake_quantize, quantize
+from bitport.numerics import fake_quantize, quantize
 from bitport.ops import Sample, Weight, samples
 from bitport.ops.reference import value_of
 from bitport.schemes import Scheme, preset
@@ -23,10 +22,8 @@ def products(
     """One sample per kind of input, or one with ``m`` rows."""
     called, scheme = scheme, preset(scheme) if isinstance(scheme, str) else scheme
     parts = quantize(samples.values(CPU, dtype, n, k), scheme.weight)
-    plain = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
-    value = value_of(parts, *plain.matrix)
-    packed = layouts.repack(plain.matrix, Quantized(*plain[:4]), "plain", layout)
-    weight = plain._replace(**packed._asdict(), layout=layout)
+    weight = Weight.of(parts, scheme.weight, n, k).to_layout(layout)
+    value = value_of(parts, *weight.matrix)
     bias = samples.bias(CPU, dtype, n) if with_bias else None
     every = samples.inputs(CPU, dtype, k) if m is None else [(f"{m}-rows", samples.rows(CPU, dtype, m, k))]
     for name, x in every:

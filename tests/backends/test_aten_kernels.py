@@ -20,7 +20,6 @@ from bitport.backends.cpu import int_mm as cpu_int_mm
 from bitport.backends.cuda import capability
 from bitport.backends.cuda import int4pack_mm as cuda_int4pack_mm
 from bitport.backends.xpu import int4pack_mm as xpu_int4pack_mm
-from bitport.numerics import Quantized
 from bitport.ops import OPS, Sample, Weight
 from bitport.ops.product import operand
 from bitport.ops.samples import apart, product_budget
@@ -163,11 +162,10 @@ def test_samples_that_int_mm_takes(name: str, dtype: torch.dtype) -> None:
 
 def repacked(sample: Sample, layout: str) -> Sample | None:
     weight = Weight(*sample.args[1:11])
-    parts = Quantized(*weight[:4])
-    if layouts.layout(layout).refuses(weight.matrix, parts):
+    if layouts.layout(layout).refuses(weight.matrix, weight.parts):
         return None
-    packed = weight._replace(**layouts.repack(weight.matrix, parts, "plain", layout)._asdict(), layout=layout)
-    return Sample(sample.name, (sample.args[0], *packed, *sample.args[11:]), sample.expected, sample.budget)
+    args = (sample.args[0], *weight.to_layout(layout), *sample.args[11:])
+    return Sample(sample.name, args, sample.expected, sample.budget)
 
 
 @pytest.mark.parametrize("m", [1, 16, 17, 40])

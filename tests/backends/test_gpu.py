@@ -25,7 +25,7 @@ import bitport as bp
 from bench.gpu.accelerator import Accelerator
 from bitport import layouts
 from bitport.conformance import run
-from bitport.numerics import FLOATS, Quantized, sqnr
+from bitport.numerics import FLOATS, sqnr
 from bitport.ops import IMPLS, OPS, Sample, Weight, decide
 from bitport.ops.product import operand
 from bitport.schemes import preset
@@ -82,12 +82,10 @@ def there(sample: Sample, act: str) -> Iterator[tuple[Any, ...]]:
     one, and those on request."""
     args = [arg.to(DEVICE) if isinstance(arg, Tensor) else arg for arg in sample.args]
     weight = Weight(*args[1:11])
-    parts = Quantized(*weight[:4])
     further = [] if torch.version.hip or act else ON_REQUEST.get(DEVICE.type, [])
-    for layout in dict.fromkeys(["plain", layouts.preferred(DEVICE, weight.matrix, parts, act), *further]):
-        if layouts.layout(layout).refuses(weight.matrix, parts) is None:
-            packed = layouts.repack(weight.matrix, parts, "plain", layout)
-            yield (args[0], *packed, *weight[4:9], layout, *args[11:])
+    for layout in dict.fromkeys(["plain", layouts.preferred(DEVICE, weight.matrix, weight.parts, act), *further]):
+        if layouts.layout(layout).refuses(weight.matrix, weight.parts) is None:
+            yield (args[0], *weight.to_layout(layout), *args[11:])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")

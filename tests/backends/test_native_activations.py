@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from bitport.backends import cpu
-from bitport.layouts import repack
-from bitport.numerics import Quantized, quantize
+from bitport.numerics import quantize
 from bitport.ops import OPS, Weight
 from bitport.ops.linear_then import FOLLOWING, follow
 from bitport.schemes import preset
@@ -25,12 +24,11 @@ def identity(n: int) -> Weight:
     """Exactly one on the diagonal: int8 codes of 64 with scale 1/64, so that x W^T is x."""
     scheme = preset("int8-sym")
     parts = quantize(torch.eye(n) * 127 / 64, scheme.weight)
-    plain = Weight(*parts, scheme.weight.dtype, n, n, *scheme.weight.block_shape(n, n), "plain")
+    plain = Weight.of(parts, scheme.weight, n, n)
     plain.data.copy_((torch.eye(n) * 64 + 128).to(torch.uint8))
     plain.scale.fill_(1 / 64)
     assert torch.equal(plain.dense(torch.float32), torch.eye(n))
-    packed = repack(plain.matrix, Quantized(*plain[:4]), "plain", "cpu_tiles")
-    return plain._replace(**packed._asdict(), layout="cpu_tiles")
+    return plain.to_layout("cpu_tiles")
 
 
 def exponent(z: Tensor, then: str) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitport import layouts
 from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
 from bitport.numerics import Format, Quantized, fake_quantize, quantize
@@ -67,9 +66,8 @@ class Product(NamedTuple):
 
 
 def in_tiles(parts: Quantized, fmt: Format, n: int, k: int, bias: Tensor | None = None) -> Product:
-    plain = Weight(*parts, fmt.dtype, n, k, *fmt.block_shape(n, k), "plain")
-    packed = layouts.repack(plain.matrix, Quantized(*plain[:4]), "plain", "cpu_tiles")
-    return Product(plain._replace(**packed._asdict(), layout="cpu_tiles"), value_of(parts, *plain.matrix), bias)
+    weight = Weight.of(parts, fmt, n, k).to_layout("cpu_tiles")
+    return Product(weight, value_of(parts, *weight.matrix), bias)
 
 
 def product(name: str, dtype: torch.dtype, n: int, k: int) -> Product:
@@ -234,13 +232,11 @@ def test_experts_share_the_rounding_of_the_tensor(act: str) -> None:
     parts = quantize(torch.randn(3, 40, 64), fmt)
     x = torch.randn(9, 64) * torch.tensor([1.0, 1, 10, 10, 1, 1, 1, 1, 100])[:, None]
     ends = torch.tensor([2, 4, 8], dtype=torch.int32)
-    plain = Weight(*parts, fmt.dtype, 40, 64, *fmt.block_shape(40, 64), "plain")
-    packed = layouts.repack(plain.matrix, Quantized(*plain[:4]), "plain", "cpu_tiles")
-    weight = plain._replace(**packed._asdict(), layout="cpu_tiles")
+    weight = Weight.of(parts, fmt, 40, 64).to_layout("cpu_tiles")
     got = OPS["dyn_grouped_linear"].overload(x, ends, *weight, act)
     rounded, expected = fake_quantize(x, act).double(), torch.zeros(9, 40, dtype=torch.float64)
     for expert, (start, end) in enumerate(((0, 2), (2, 4), (4, 8))):
         own = Quantized(parts.data[expert], parts.scale[expert])
-        expected[start:end] = rounded[start:end] @ value_of(own, *plain.matrix).T
+        expected[start:end] = rounded[start:end] @ value_of(own, *weight.matrix).T
     noise = (got.double() - expected).square().sum() / expected.square().sum()
     assert samples.product_budget(FP32, 64, expected.numel()) + 10 * float(noise.log10()) <= 0

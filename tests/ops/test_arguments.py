@@ -21,7 +21,7 @@ NAMES = ("data", "scale", "zero", "scale2", "dtype", "n", "k", "block_n", "block
 
 def weight(scheme: str = "int4-g32", *batch: int) -> Weight:
     fmt = preset(scheme).weight
-    return Weight(*quantize(torch.randn(*batch, N, K), fmt), fmt.dtype, N, K, *fmt.block_shape(N, K), "plain")
+    return Weight.of(quantize(torch.randn(*batch, N, K), fmt), fmt, N, K)
 
 
 def linear(x: Any = None, bias: Any = None, of: str = "int4-g32", **changes: Any) -> torch.Tensor:

@@ -101,7 +101,7 @@ def never_used(device: torch.device | str | int) -> list[str]:
     if not own:
         return []
     made = [each.weight for large in (False, True) for each in weights(torch.device("cpu"), torch.float32, large=large)]
-    every = [(weight.matrix, Quantized(*weight[:4])) for weight in made]
+    every = [(weight.matrix, weight.parts) for weight in made]
     try:
         used = {layouts.preferred(device, *each, act) for each in every for act in ("", "int8")}
         refused = {layout.name for layout in own if all(layout.refuses(*each) is not None for each in every)}
@@ -174,13 +174,11 @@ def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
         return None
     at = arguments.index("data")
     weight = Weight(*sample.args[at : at + 10])
-    parts = Quantized(*weight[:4])
     act = sample.args[arguments.index("act")] if "act" in arguments else ""
-    layout = layouts.preferred(device, weight.matrix, parts, act)
+    layout = layouts.preferred(device, weight.matrix, weight.parts, act)
     if layout == "plain":
         return None
-    packed = layouts.repack(weight.matrix, parts, "plain", layout)
-    args = (*sample.args[:at], *packed, *weight[4:9], layout, *sample.args[at + 10 :])
+    args = (*sample.args[:at], *weight.to_layout(layout), *sample.args[at + 10 :])
     return dataclasses.replace(sample, name=f"{sample.name}-{layout}", args=args)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from bitport.export.ops import overload
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.numerics import NUMBER_TYPES, STATIC, Quantized, fake_quantize
+from bitport.numerics import NUMBER_TYPES, STATIC, fake_quantize
 from bitport.ops import OPS, Weight, decompositions
 from bitport.ops.linear_then import follow
 from bitport.ops.native_codes import ACTS, THEN, rounds
@@ -127,7 +127,7 @@ LOWERED: dict[str, Callable[..., Tensor | None]] = {
 
 def _native(weight: Weight) -> bool:
     fits = weight.layout == LAYOUT.name and weight.data.device.type == "cpu"
-    return fits and LAYOUT.refuses(weight.matrix, Quantized(*weight[:4])) is None
+    return fits and LAYOUT.refuses(weight.matrix, weight.parts) is None
 
 
 def _operand(weight: Weight) -> tuple[Any, ...]:

@@ -216,8 +216,7 @@ def sample(
 
     def quantized(scheme: str, wide: int) -> Weight:
         fmt = preset(scheme).weight
-        parts = quantize(draw(batch, groups, tokens, wide), fmt)
-        return Weight(*parts, fmt.dtype, tokens, wide, *fmt.block_shape(tokens, wide), "plain")
+        return Weight.of(quantize(draw(batch, groups, tokens, wide), fmt), fmt, tokens, wide)
 
     added = None if not mask else draw(batch, heads if mask == "float" else 1, rows, total)
     if added is not None and mask == "bool":

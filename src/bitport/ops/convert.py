@@ -145,7 +145,7 @@ def _samples_quantize(device: torch.device, dtype: torch.dtype) -> Iterator[Samp
         sample = pair[at % 2]
         value = samples.values(device, dtype, *sample.weight.batch, sample.weight.n, sample.weight.k)
         args = (value, format_json(sample.scheme.weight))
-        yield Sample(sample.name, args, partial(_bits, Quantized(*sample.weight[:4])), math.inf)
+        yield Sample(sample.name, args, partial(_bits, sample.weight.parts), math.inf)
 
 
 # -- quantize_input --------------------------------------------------------------------------------------------------
@@ -181,13 +181,13 @@ def _check_repack(*args: Any) -> None:
 
 def _repack(*args: Any) -> list[Tensor]:
     weight = Weight(*args[:10])
-    return _no_views(layouts.repack(weight.matrix, Quantized(*weight[:4]), weight.layout, args[10]), *weight[:4])
+    return _no_views(layouts.repack(weight.matrix, weight.parts, weight.layout, args[10]), *weight.parts)
 
 
 def _samples_repack(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for large in (False, True):
         for sample in samples.weights(device, dtype, large=large):
-            matrix, parts = sample.weight.matrix, Quantized(*sample.weight[:4])
+            matrix, parts = sample.weight.matrix, sample.weight.parts
             for name, target in layouts.LAYOUTS.items():
                 if target.refuses(matrix, parts) is None:
                     label = f"{sample.name}-{'large-' if large else ''}{name}"

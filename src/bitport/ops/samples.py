@@ -143,7 +143,7 @@ def weights(
         batch = (experts,) if experts else ()
         for n, k in (LARGE, WHOLE) if large else (small,):
             parts = quantize(values(device, dtype, *batch, n, k), scheme.weight)
-            weight = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
+            weight = Weight.of(parts, scheme.weight, n, k)
             size = "-whole" if (n, k) == WHOLE else ""
             yield WeightSample(name + size, scheme, weight, value_of(parts, *weight.matrix))
 

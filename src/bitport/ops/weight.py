@@ -38,6 +38,16 @@ class Weight(NamedTuple):
     block_k: int
     layout: str
 
+    @classmethod
+    def of(cls, parts: Quantized, fmt: Format, n: int, k: int) -> Weight:
+        """The operand for ``parts`` in the canonical layout, of an n x k matrix in the format ``fmt``."""
+        return cls(*parts, fmt.dtype, n, k, *fmt.block_shape(n, k), "plain")
+
+    @property
+    def parts(self) -> Quantized:
+        """The parts, in ``layout``."""
+        return Quantized(*self[:4])
+
     @property
     def matrix(self) -> Matrix:
         """The logical matrix, as layouts take it."""
@@ -50,12 +60,15 @@ class Weight(NamedTuple):
 
     def plain(self) -> Quantized:
         """The parts in the canonical layout."""
-        parts = Quantized(self.data, self.scale, self.zero, self.scale2)
-        return layouts.repack(self.matrix, parts, self.layout, "plain")
+        return layouts.repack(self.matrix, self.parts, self.layout, "plain")
+
+    def to_layout(self, name: str) -> Weight:
+        """The same weight in the layout called ``name``; LayoutError if that layout cannot hold it."""
+        return self._replace(**layouts.repack(self.matrix, self.parts, self.layout, name)._asdict(), layout=name)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The float matrix, computed in float32 and rounded once to ``dtype``."""
-        parts = layouts.repack(self.matrix, readable(Quantized(*self[:4])), self.layout, "plain")
+        parts = layouts.repack(self.matrix, readable(self.parts), self.layout, "plain")
         return dequantize(parts, self.format(parts), self.n, self.k, dtype)
 
     def format(self, parts: Quantized) -> Format:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bitport import layouts
 from bitport.backends.xla import shard
 from bitport.backends.xla.decode import JaxWeight
 from bitport.backends.xla.functions import FUNCTIONS
@@ -55,10 +54,8 @@ def weight_of(name: str, layout: str) -> tuple[JaxWeight, torch.Tensor, str]:
     """(weight, its float64 value, the rounding of the input)."""
     scheme = preset(name)
     parts = quantize(samples.values(CPU, torch.float32, N, K), scheme.weight)
-    plain = Weight(*parts, scheme.weight.dtype, N, K, *scheme.weight.block_shape(N, K), "plain")
-    packed = layouts.repack(plain.matrix, parts, "plain", layout)
-    weight = plain._replace(**packed._asdict(), layout=layout)
-    return JaxWeight(*weight_arrays(weight)), value_of(parts, *plain.matrix), scheme.act
+    weight = Weight.of(parts, scheme.weight, N, K).to_layout(layout)
+    return JaxWeight(*weight_arrays(weight)), value_of(parts, *weight.matrix), scheme.act
 
 
 @pytest.mark.parametrize("along", ["n", "k"])

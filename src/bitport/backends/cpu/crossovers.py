@@ -33,7 +33,6 @@ from torch import Tensor
 
 from bitport.backends import measured, user_cache
 from bitport.backends.cpu.native import Library
-from bitport.layouts import layout
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES, quantize
 from bitport.ops import Weight
@@ -138,10 +137,7 @@ def measure(library: Library, schemes: tuple[str, ...] = SCHEMES) -> Iterator[tu
     for name in schemes:
         scheme = preset(name)
         dense = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.02
-        parts = quantize(dense, scheme.weight)
-        plain = Weight(*parts, scheme.weight.dtype, SIZE, SIZE, *scheme.weight.block_shape(SIZE, SIZE), "plain")
-        packed = layout(CpuTiles.name).pack(plain.matrix, parts)
-        weight = plain._replace(**packed._asdict(), layout=CpuTiles.name)
+        weight = Weight.of(quantize(dense, scheme.weight), scheme.weight, SIZE, SIZE).to_layout(CpuTiles.name)
         yield measured.kind(weight), most_rows([_speedup(library, weight, rows) for rows in ROWS])
 
 

@@ -11,7 +11,7 @@ from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, Quantized, choose_qparams, fake_quantize
+from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, choose_qparams, fake_quantize
 from bitport.ops import Impl, Weight, register_kernel
 from bitport.ops.by_rows import DISTANCES
 from bitport.ops.linear_then import follow
@@ -23,7 +23,7 @@ LAYOUT = CpuTiles()
 def refuses(weight: Weight) -> str | None:
     if weight.layout != LAYOUT.name:
         return f"the weight must be in layout {LAYOUT.name}, not {weight.layout}"
-    return LAYOUT.refuses(weight.matrix, Quantized(*weight[:4]))
+    return LAYOUT.refuses(weight.matrix, weight.parts)
 
 
 def second_refuses(x: Tensor, *rest: Any) -> str | None:

@@ -28,7 +28,7 @@ from bitport.backends.accelerator import Accelerator
 from bitport.backends.aten import LEAST_ROWS
 from bitport.backends.triton import configs, kernels, linear, scaled
 from bitport.backends.triton.configs import Config
-from bitport.numerics import Quantized, quantize
+from bitport.numerics import quantize
 from bitport.ops import IMPLS, Weight
 from bitport.schemes import preset
 
@@ -336,10 +336,8 @@ def _weights(
     chosen, size = preset(scheme), size or SIZE
     value = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16) * 0.02
     parts = quantize(value.expand(EXPERTS, size, size) if experts else value, chosen.weight)
-    one = Weight(*parts, chosen.weight.dtype, size, size, *chosen.weight.block_shape(size, size), "plain")
-    layout = layout or layouts.preferred(device, one.matrix, parts, chosen.act)
-    packed = layouts.repack(one.matrix, Quantized(*parts), "plain", layout)
-    one = one._replace(**packed._asdict(), layout=layout)
+    one = Weight.of(parts, chosen.weight, size, size)
+    one = one.to_layout(layout or layouts.preferred(device, one.matrix, parts, chosen.act))
     copies = copies or -(-2 * Accelerator(device).cache // one.data.nbytes)
     return [one, *(one._replace(data=one.data.clone()) for _ in range(copies - 1))]
 
