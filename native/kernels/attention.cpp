@@ -289,7 +289,7 @@ int32_t check(const BitportAttention* a, int32_t isa) {
     if (outside(size, 0)) return kBadShape;
   if (a->groups < 1 || a->heads % a->groups || a->first_dense > a->dense) return kBadShape;
   if (a->quantized + a->dense == 0 || outside(a->quantized + a->dense, 1)) return kBadShape;
-  if (a->type < BITPORT_F32 || a->type > BITPORT_F16) return kBadType;
+  if (!is_float(a->type)) return kBadType;
   if (const int32_t code = check_tokens(*a, a->keys, true)) return code;
   if (const int32_t code = check_tokens(*a, a->values, false)) return code;
   if (outside(a->batch * a->heads, 0) || outside(a->batch * a->heads * a->rows, 0)) return kBadShape;

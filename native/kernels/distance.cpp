@@ -2,6 +2,7 @@
 // times the memory of the weight.
 #include "buffer.h"
 #include "engine.h"
+#include "number.h"
 #include "rows.h"
 #include "share.h"
 #include "status.h"
@@ -58,7 +59,7 @@ Compare compare(int32_t isa) {
 int32_t bitport_distance(const BitportTiles* w, const void* x, int32_t x_type, double* sums, int32_t threads) {
   using namespace bitport;
   if (const int32_t code = check_weight(w)) return code;
-  if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
+  if (!is_float(x_type)) return kBadType;
   if (!sums || (w->n && !x)) return kNullPointer;
   const int64_t pieces = ceil_div(w->n, kRows), row_bytes = w->k * width_of(x_type);
   const int32_t isa = bitport_best_isa();

@@ -12,8 +12,6 @@ constexpr size_t kTileBytes = 1024;    // a tile register reads 16 rows of codes
 
 thread_local Buffer call_buffer;
 
-size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
-
 struct Int8Call : Product {
   const Int8Engine& engine;
   const Activate activate;
@@ -34,7 +32,7 @@ struct Int8Call : Product {
         stays_int(!fused && chosen.stays_int && chosen.stays_int(product.weight)),
         streams(!fused && chosen.streams && lines_past_caches(product)) {}
 
-  const char* row_at(int64_t row) const { return static_cast<const char*>(x) + size_t(row * weight.k) * width(x_type); }
+  const char* row_at(int64_t row) const { return static_cast<const char*>(x) + row * weight.k * width_of(x_type); }
   size_t panel_bytes() const { return size_t(engine.stretch * engine.item) * 32; }
 
   size_t row_bytes() const { return size_t(int8_steps(weight) * kInt8Step); }   // of a laid-out row
@@ -118,7 +116,7 @@ struct Int8Call : Product {
     for (Pieces piece(weight, job.stretch, 0); piece.begin < k_end; piece.next()) {
       const int64_t k = piece.begin;
       sums[piece.index * m + row] =
-          float(engine.round(from + size_t(k) * width(x_type), x_type, piece.end - k, roundings[row],
+          float(engine.round(from + k * width_of(x_type), x_type, piece.end - k, roundings[row],
                              to + k / kInt8Step * next, k % kInt8Step, next));
     }
     const int64_t written = ceil_div(k_end, 16) * 16;
@@ -139,8 +137,8 @@ struct Int8Call : Product {
     const float* one_sums = one_results ? one_results + tile * 32 : nullptr;
     const int64_t n = tile * 32, count = smaller(weight.n - n, 32);
     const float* own_bias = bias_values ? bias_values + n : nullptr;
-    char* to = static_cast<char*>(y) + size_t(row * weight.n + n) * width(x_type);
-    const size_t next = size_t(weight.n) * width(x_type);
+    char* to = static_cast<char*>(y) + (row * weight.n + n) * width_of(x_type);
+    const int64_t next = weight.n * width_of(x_type);
     if (!then) {
       for (int64_t r = 0; r < rows; ++r, to += next)
         engine.finish(sum + r * 32, one_sums, roundings[row + r], count, own_bias, to, x_type, streams && count == 32);
@@ -151,7 +149,7 @@ struct Int8Call : Product {
       const int64_t last = smaller(first + kActivated, rows);
       for (int64_t r = first; r < last; ++r)
         engine.finish(sum + r * 32, one_sums, roundings[row + r], 32, nullptr, sum + r * 32, BITPORT_F32, false);
-      activate({then, own_bias, factor ? factor + size_t(first) * next : nullptr, x_type, weight.n, count}, sum + first * 32,
+      activate({then, own_bias, factor ? factor + first * next : nullptr, x_type, weight.n, count}, sum + first * 32,
                last - first);
       for (int64_t r = first; r < last; ++r, to += next) store(sum + r * 32, count, nullptr, to, x_type);
     }

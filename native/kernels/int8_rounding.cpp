@@ -7,12 +7,9 @@
 namespace bitport {
 namespace {
 
-constexpr double kLargest[] = {0x1.fffffep127, 0x1.fep127, 65504};   // of float32, bfloat16, float16
-
 // Clamps a scale that the caller has divided: it must not be 0, and the largest code times it must be finite.
 float stored(float scale, float amax, double largest_code, int32_t type) {
-  const double end = kLargest[type] / largest_code * (1 - 0x1p-23);
-  const float highest = float(end < kLargest[BITPORT_F32] ? end : kLargest[BITPORT_F32]);
+  const float highest = highest_scale(BITPORT_F32, type, largest_code);
   if (amax == 0) return 1;
   if (!std::isfinite(amax)) return float_of_bits(0x7fc00000u);
   return scale < 0x1p-149f ? 0x1p-149f : scale > highest ? highest : scale;
@@ -23,7 +20,7 @@ float stored(float scale, float amax, double largest_code, int32_t type) {
 Rounding rounding_of(float low, float high, int32_t type, int32_t act) {
   const float amax = low == low ? (high > -low ? high : -low) : low;
   if (act != BITPORT_INT8_ROW_ASYM) return {stored(amax / 127.0f, amax, 127, type), 0};
-  const float end = float(kLargest[type] * (255.0 / 257.0));   // the ends of the range move by up to half a step
+  const float end = float(kLimits[type].largest * (255.0 / 257.0));   // the ends of the range move by up to half a step
   if (low < -end) low = -end;
   if (high > end) high = end;
   const float scale = stored((high / 2 - low / 2) / 127.5f, amax, 1, type);

@@ -1,9 +1,29 @@
-// Scalar conversions between float32 and the types of scales, zeros and biases.
+// The number types of inputs, scales and zeros: their sizes and limits, and scalar conversions from and to float32.
 #pragma once
 #include <cstring>
 #include "bitport_kernels.h"
 
 namespace bitport {
+
+static inline bool is_float(int32_t type) { return type >= BITPORT_F32 && type <= BITPORT_F16; }   // a type of x and y
+static inline int64_t width_of(int32_t type) { return type == BITPORT_F32 ? 4 : is_float(type) ? 2 : 1; }   // bytes
+
+// Of F32, BF16 and F16: the largest finite number, the smallest positive one, and the distance from 1 to the next number.
+struct Limits { double largest, smallest, eps; };
+constexpr Limits kLimits[] = {{0x1.fffffep127, 0x1p-149, 0x1p-23}, {0x1.fep127, 0x1p-133, 0x1p-7}, {65504, 0x1p-24, 0x1p-10}};
+
+// The largest scale of scale_type that x of x_type may have, so that the largest code times it is finite in x_type: as
+// scale_range() in numerics/qparams.py.
+static inline float highest_scale(int32_t scale_type, int32_t x_type, double largest_code) {
+  const double highest = kLimits[x_type].largest / largest_code * (1 - kLimits[scale_type].eps);
+  return float(highest < kLimits[scale_type].largest ? highest : kLimits[scale_type].largest);
+}
+
+// Position of a float32 from 0 up, given by its bits, on the scale of e8m0 codes, in units of 2^-23 code: as in
+// numerics/floats.py.
+static inline int32_t e8m0_position(int32_t bits) {
+  return bits >= 0x800000 ? bits : bits > 0x400000 ? (bits - 0x400000) * 2 : 0;
+}
 
 static inline float float_of_bits(uint32_t bits) { float f; std::memcpy(&f, &bits, 4); return f; }
 static inline uint32_t bits_of_float(float f) { uint32_t bits; std::memcpy(&bits, &f, 4); return bits; }

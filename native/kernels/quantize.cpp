@@ -32,7 +32,7 @@ struct Quantizing {
 
   int64_t columns() const { return ceil_div(k, format.block_k); }   // in blocks
   int64_t strips() const { return ceil_div(n, format.block_n); }
-  int64_t width() const { return type == BITPORT_F32 ? 4 : 2; }
+  int64_t width() const { return width_of(type); }
   const char* row_at(int64_t row) const { return x + row * k * width(); }
 
   void measure(int64_t row, Range* ranges) const { measure(row, format.block_k, ranges); }
@@ -147,8 +147,6 @@ struct Quantizing {
     return !failed;
   }
 };
-
-bool is_float(int32_t type) { return type >= BITPORT_F32 && type <= BITPORT_F16; }
 
 int32_t check(const BitportFormat& f, int32_t x_type, int64_t n, int64_t k) {
   if (n < 0 || k <= 0 || n > kMost || k > kMost || f.bits < 1 || f.bits > 8) return kBadShape;

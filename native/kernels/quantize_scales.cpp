@@ -8,12 +8,9 @@
 namespace bitport {
 namespace {
 
-constexpr double kFloat32Max = 0x1.fffffep127;
+constexpr double kFloat32Max = kLimits[BITPORT_F32].largest;
 constexpr float kNoScale = __builtin_nanf(""), kLargest = float(kFloat32Max);
 constexpr float kE4m3Max = 448, kE4m3Smallest = 0x1p-9f;
-
-struct Limits { double largest, smallest, eps; };   // smallest: the smallest positive number
-constexpr Limits kLimits[] = {{kFloat32Max, 0x1p-149, 0x1p-23}, {0x1.fep127, 0x1p-133, 0x1p-7}, {65504, 0x1p-24, 0x1p-10}};
 
 float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
@@ -63,12 +60,11 @@ Scales::Scales(const BitportFormat& f, int32_t x_type) : f_(f), type_(x_type), e
         : f.rule == BITPORT_CEIL ? 0x7fffffu
         : f.rule == BITPORT_RCEIL ? 0x7fffffu - above
                                   : 0;
-  const Limits& limits = kLimits[f.scale_type <= BITPORT_F16 ? f.scale_type : BITPORT_F32];
-  const double input = kLimits[x_type].largest, steps = steps_of(f);
-  const double highest = input / (f.zero_type < 0 ? double(f.largest) : 1) * (1 - limits.eps);
-  highest_ = float(highest < limits.largest ? highest : limits.largest);
-  smallest_ = float(limits.smallest);
-  end_ = float(input * (steps / (steps + 2)));
+  const int32_t kept = is_float(f.scale_type) ? f.scale_type : BITPORT_F32;
+  highest_ = highest_scale(kept, x_type, f.zero_type < 0 ? double(f.largest) : 1);
+  smallest_ = float(kLimits[kept].smallest);
+  const double steps = steps_of(f);
+  end_ = float(kLimits[x_type].largest * (steps / (steps + 2)));
 }
 
 float Scales::amax(const Range& range) const {
@@ -85,9 +81,8 @@ void Scales::measured(float amax) {
 }
 
 int32_t Scales::power_of_two(float amax) const {
-  const int32_t bits = int32_t(bits_of_float(amax));
-  const int32_t position = bits >= 0x800000 ? bits : bits > 0x400000 ? (bits - 0x400000) * 2 : 0;
-  const int32_t code = int32_t((uint32_t(position) + up_) >> 23) - emax_, most = 254 - emax_;
+  const uint32_t position = uint32_t(e8m0_position(int32_t(bits_of_float(amax))));
+  const int32_t code = int32_t((position + up_) >> 23) - emax_, most = 254 - emax_;
   return amax != amax ? 255 : code < 0 ? 0 : code > most ? most : code;
 }
 

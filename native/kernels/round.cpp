@@ -75,8 +75,7 @@ BITPORT_INLINE void e2m1_of(const Number* x, int64_t count, float scale, float t
 BITPORT_INLINE float scale_in(int32_t type, uint32_t amax_bits) {
   if (amax_bits >= kInfinity) return NAN;
   if (amax_bits == 0) return 1.0f;
-  const double most = type == BITPORT_F32 ? 0x1.fffffep127 : type == BITPORT_BF16 ? 0x1.fep127 : 65504.0;
-  const float low = 0x1p-149f, high = float(most / 448.0 * (1 - 0x1p-23)), raw = float_of_bits(amax_bits) / 448.0f;
+  const float low = 0x1p-149f, high = highest_scale(BITPORT_F32, type, 448), raw = float_of_bits(amax_bits) / 448.0f;
   return raw < low ? low : raw > high ? high : raw;
 }
 
@@ -84,9 +83,7 @@ BITPORT_INLINE float scale_in(int32_t type, uint32_t amax_bits) {
 // exceeds `above` ("rceil") or reaches 2 when rounded to `mantissa` bits ("even").
 BITPORT_INLINE float power_of_two(uint32_t amax_bits, bool even, int mantissa, uint32_t above, int emax) {
   if (amax_bits >= kInfinity) return NAN;
-  const uint32_t position =
-      amax_bits >= 0x800000u ? amax_bits : amax_bits > 0x400000u ? (amax_bits - 0x400000u) * 2 : 0;
-  const uint32_t fraction = position & 0x7fffffu;
+  const uint32_t position = uint32_t(e8m0_position(int32_t(amax_bits))), fraction = position & 0x7fffffu;
   int code = int(position >> 23);
   code += even ? int((fraction + (1u << (22 - mantissa))) >> 23) : fraction > above;
   code -= emax;
@@ -176,7 +173,7 @@ const Loops& loops_for(int32_t isa) {
 
 // Columns [from, from + count) of a row as float32.
 void widen(const Product& product, int64_t row, int64_t from, int64_t count, float* to) {
-  const int64_t width = product.x_type == BITPORT_F32 ? 4 : 2, k = product.weight.k;
+  const int64_t width = width_of(product.x_type), k = product.weight.k;
   const Engine& engine = engine_for(product.isa, BITPORT_F32, product.m);
   engine.widen(static_cast<const char*>(product.x) + (row * k + from) * width, product.x_type, count, to);
 }
@@ -206,7 +203,7 @@ float global_scale(const Product& product, int32_t act, const float* act_scale) 
   });
   if (act == BITPORT_FP8_TENSOR) return scale_in(product.x_type, most);
   if (!most) return 1.0f;
-  const float low = 0x1p-140f, high = float(0x1.fffffep127 / 2688.0 * (1 - 0x1p-20));   // _global_scale in numerics/qparams.py
+  const float low = 0x1p-140f, high = float(kLimits[BITPORT_F32].largest / 2688.0 * (1 - 0x1p-20));   // _global_scale in numerics/qparams.py
   const float raw = float_of_bits(most) / 2688.0f;
   return raw < low ? low : raw > high ? high : raw;
 }

@@ -106,7 +106,7 @@ void write_rows(int32_t isa, const BitportTiles& w, bool dense, int64_t first, i
 int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* ids, int64_t count, void* y,
                 int32_t type, int32_t threads) {
   if (const int32_t code = check_weight(w)) return code;
-  if (type < BITPORT_F32 || type > BITPORT_F16) return kBadType;
+  if (!is_float(type)) return kBadType;
   if (count < 0 || count > kMost) return kBadShape;
   if (count > 0 && (!ids || !y)) return kNullPointer;
   for (int64_t i = 0; i < count; ++i)

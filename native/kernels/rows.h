@@ -5,10 +5,6 @@
 
 namespace bitport {
 
-static inline int64_t width_of(int32_t type) {
-  return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1;
-}
-
 // Codes of up to 4 bits are stored as nibbles, two per byte, the first one low; wider codes take a byte each.
 static inline bool are_nibbles(int32_t bits) { return bits <= 4; }
 

@@ -1,6 +1,7 @@
 // An optimizer step on many parameters: validates the arguments and distributes the blocks of all parameters over
 // threads.
 #include "engine.h"
+#include "number.h"
 #include "share.h"
 #include "status.h"
 #include "step.h"
@@ -18,12 +19,10 @@ int64_t block_of(const BitportStep& step) {
 
 int64_t blocks_in_row(const BitportStep& step) { return ceil_div(step.k, block_of(step)); }
 
-bool is_number(int32_t type) { return type == BITPORT_F32 || type == BITPORT_BF16 || type == BITPORT_F16; }
-
 int32_t check(int32_t rule, const BitportStep& step) {
   const bool counted = rule == BITPORT_ADAM ? step.count == 2 : rule == BITPORT_LION ? step.count == 1
                        : rule == BITPORT_SGD && (step.count == 0 || step.count == 1);
-  if (!counted || !is_number(step.type) || !is_number(step.grad_type)) return kBadStep;
+  if (!counted || !is_float(step.type) || !is_float(step.grad_type)) return kBadStep;
   if (step.n < 0 || step.k < 0) return kBadShape;
   if (!step.param || !step.grad) return kNullPointer;
   const int64_t block = block_of(step);

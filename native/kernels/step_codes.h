@@ -31,7 +31,7 @@ static BITPORT_INLINE float scale_of(uint32_t amax, const BitportMap& map) {
   if (amax == 0) return map.scale_of_zeros;
   if (!is_finite(amax)) return float_of_bits(0x7fc00000u);
   const float raw = float_of_bits(amax) / map.largest;
-  const float highest = float(double(FLT_MAX) / map.largest * (1 - double(FLT_EPSILON)));
+  const float highest = highest_scale(BITPORT_F32, BITPORT_F32, map.largest);
   return raw < FLT_MIN ? FLT_MIN : raw > highest ? highest : raw;
 }
 

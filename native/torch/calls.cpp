@@ -1,6 +1,7 @@
 #include "calls.h"
 #include <atomic>
 #include <cstring>
+#include "../kernels/number.h"
 #include "../kernels/share.h"
 
 namespace bitport {
@@ -12,8 +13,6 @@ int32_t threads() {
   uint32_t count = 1;
   return torch.torch_get_num_threads(&count) ? 1 : int32_t(count);
 }
-
-bool is_float(int32_t type) { return type == BITPORT_F32 || type == BITPORT_BF16 || type == BITPORT_F16; }
 
 // x [.., k] of floats
 bool are_rows(const View& x, int64_t k) {
@@ -101,7 +100,7 @@ const char* by_expert(TensorHandle x_handle, TensorHandle ends_handle, const Par
   const int32_t* end = static_cast<const int32_t*>(ends.data);
   for (int64_t e = 0; e < weight.experts; ++e)
     if (end[e] < (e ? end[e - 1] : 0) || end[e] > x.sizes[0]) return "ends do not grow from 0 to at most the rows of x";
-  const int64_t sizes[] = {x.sizes[0], weight.tiles.n}, width = x.type() == BITPORT_F32 ? 4 : 2;
+  const int64_t sizes[] = {x.sizes[0], weight.tiles.n}, width = width_of(x.type());
   const int64_t from = weight.tiles.k * width, to = weight.tiles.n * width;
   Fresh y;
   if (!y.make(2, sizes, x.dtype)) return kNoMemory;

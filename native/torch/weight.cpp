@@ -1,10 +1,9 @@
 #include "weight.h"
+#include "../kernels/number.h"
 #include "../kernels/tiles.h"
 
 namespace bitport {
 namespace {
-
-int64_t width(int32_t type) { return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1; }
 
 // a < 0: a matrix [b, c].
 bool is_of(const View& part, int64_t experts, int64_t a, int64_t b, int64_t c) {
@@ -51,7 +50,7 @@ const char* Weight::read(const Parts& given, bool batched, bool as_rows) {
   if (given.zero) {
     const View zero(given.zero);
     if (!scaled(zero)) return as_rows ? "the weight's zero is not contiguous [n, k/group]" : "the weight's zero is not contiguous [n/32, k/group, 32]";
-    if (!number.integer || width(tiles.scale_type) == 1) return "a zero goes with integers and a scale of 16 or 32 bits";
+    if (!number.integer || width_of(tiles.scale_type) == 1) return "a zero goes with integers and a scale of 16 or 32 bits";
     tiles.zero_type = zero.type();
     if (tiles.zero_type < 0 || tiles.zero_type > BITPORT_U8) return "the weight's zero has no dtype of zeros";
     tiles.zero = zero.data;
@@ -71,8 +70,8 @@ const char* Weight::read(const Parts& given, bool batched, bool as_rows) {
   tiles.integer = number.integer;
   // Of the largest weight 2^26 * 2^26 * 128 * 8 = 2^62: no overflow, even where no expert takes memory.
   code_bytes_ = rows * steps * 128 * number.bits;
-  scale_bytes_ = rows * groups * 32 * width(tiles.scale_type);
-  zero_bytes_ = rows * groups * 32 * width(tiles.zero_type);
+  scale_bytes_ = rows * groups * 32 * width_of(tiles.scale_type);
+  zero_bytes_ = rows * groups * 32 * width_of(tiles.zero_type);
   return nullptr;
 }
 
