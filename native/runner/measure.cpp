@@ -21,13 +21,13 @@ Tensor random_of(const std::string& text, uint64_t seed) {
 }
 
 // Copies, since a method may write into its inputs. Missing inputs of fixed sizes are zeros.
-std::vector<Tensor> recorded_inputs(const Method& method, const TensorFile& file, const std::string& where) {
+std::vector<Tensor> recorded_inputs(const Method& method, const Tensors& file, const std::string& where) {
   std::vector<Tensor> made;
   for (size_t i = 0; i < method.input_count(); ++i) {
     const std::string key = "input." + std::to_string(i);
-    const auto found = file.tensors.find(key);
+    const auto found = file.find(key);
     const Argument* input = i < method.inputs().size() ? &method.inputs()[i] : nullptr;
-    if (found != file.tensors.end()) made.push_back(copy_of(found->second));
+    if (found != file.end()) made.push_back(copy_of(found->second));
     else if (input && input->has_fixed_sizes()) made.push_back(Tensor::zeros(*input->type, input->sizes({})));
     else fail(where, ": ", key, " is missing");
   }
@@ -52,11 +52,11 @@ std::vector<Tensor> random_inputs(const Program& program, const Method& method, 
 }
 
 // Rejects unknown names: a misspelt input would otherwise silently be replaced by zeros.
-void check_names(const Method& method, const TensorFile& file, const std::map<std::string, Tensor>& results, const std::string& where) {
+void check_names(const Method& method, const Tensors& file, const Tensors& results, const std::string& where) {
   std::set<std::string> known;
   for (const auto& [name, tensor] : results) known.insert(name);
   for (size_t i = 0; i < method.input_count(); ++i) known.insert("input." + std::to_string(i));
-  for (const auto& [name, tensor] : file.tensors)
+  for (const auto& [name, tensor] : file)
     if (!known.count(name)) fail(where, ": ", name, " is nothing that ", method.name(), " takes or gives, which is ", joined(known));
 }
 
@@ -88,11 +88,11 @@ Report measure(Program& program, const std::string& name, const RunOptions& opti
   const Method& method = program.load(name);
   report.load_ms = now_ms() - start;
 
-  TensorFile recorded;
+  Tensors recorded;
   if (!options.inputs.empty()) recorded = read_tensors(options.inputs);
   else if (!options.random && options.shapes.empty()) recorded = program.example(name);
   const std::string where = options.inputs.empty() ? "the example of " + name : options.inputs;
-  const bool drawn = options.inputs.empty() && recorded.tensors.empty();
+  const bool drawn = options.inputs.empty() && recorded.empty();
   if (!drawn && !options.sizes.empty()) fail("--size is for random inputs: give --random too, or leave ", where, " its sizes");
   const std::vector<Tensor> inputs = drawn ? random_inputs(program, method, options) : recorded_inputs(method, recorded, where);
   for (const Tensor& input : inputs) report.inputs.push_back(text_of(*input.type, input.sizes));
@@ -101,7 +101,7 @@ Report measure(Program& program, const std::string& name, const RunOptions& opti
   std::vector<Tensor> outputs = method.run(inputs);
   report.first_ms = now_ms() - first;
 
-  std::map<std::string, Tensor> results;
+  Tensors results;
   for (size_t i = 0; i < outputs.size(); ++i) results["output." + std::to_string(i)] = outputs[i];
   for (size_t i = 0; i < method.inputs().size(); ++i)
     if (method.inputs()[i].mutated) results["after." + std::to_string(i)] = inputs[i];
@@ -109,8 +109,8 @@ Report measure(Program& program, const std::string& name, const RunOptions& opti
   std::map<std::string, double> allowed;
   if (program.manifest() && program.manifest()->methods.at(name).example) allowed = program.manifest()->methods.at(name).example->allowed;
   for (const auto& [key, result] : results) {
-    const auto want = recorded.tensors.find(key);
-    if (want == recorded.tensors.end()) continue;
+    const auto want = recorded.find(key);
+    if (want == recorded.end()) continue;
     const double absolute = options.absolute >= 0 ? options.absolute : allowed[key];
     const Difference difference = compare(result, want->second, options.relative, absolute);
     if (!report.check) report.check = Difference();

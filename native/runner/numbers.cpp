@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include "../kernels/number.h"
 
 namespace bitport::runner {
 namespace {
@@ -13,43 +14,14 @@ Number at(const Tensor& dense, int64_t i) {
   return value;
 }
 
-float from_bf16(uint16_t bits) {
-  const uint32_t wide = uint32_t(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-double from_f16(uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const double size = exponent == 31 ? (fraction ? NAN : INFINITY)
-                                     : exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24);
-  return bits & 0x8000 ? -size : size;
-}
-
-// Truncated, not rounded: any nearby number is good enough for filling.
-uint16_t to_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return uint16_t(bits >> 16);
-}
-
-uint16_t to_f16(double value) {   // for numbers between 2^-14 and 65504; smaller ones become zeros
-  int exponent = 0;
-  const double fraction = std::frexp(std::fabs(value), &exponent);   // in [1/2, 1)
-  if (exponent < -13) return 0;
-  const auto bits = uint16_t((exponent + 14) << 10 | (int(fraction * 2048) & 1023));
-  return uint16_t(value < 0 ? bits | 0x8000 : bits);
-}
-
 bool is(const Tensor& tensor, const char* name) { return !std::strcmp(tensor.type->name, name); }
 
 }  // namespace
 
 std::optional<double> value_at(const Tensor& dense, int64_t i) {
-  if (is(dense, "BF16")) return from_bf16(at<uint16_t>(dense, i));
+  if (is(dense, "BF16")) return float_of_bf16(at<uint16_t>(dense, i));
   if (is(dense, "F32")) return at<float>(dense, i);
-  if (is(dense, "F16")) return from_f16(at<uint16_t>(dense, i));
+  if (is(dense, "F16")) return float_of_f16(at<uint16_t>(dense, i));
   if (is(dense, "F64")) return at<double>(dense, i);
   if (is(dense, "I64")) return double(at<int64_t>(dense, i));
   if (is(dense, "I32")) return at<int32_t>(dense, i);
@@ -70,8 +42,8 @@ Tensor random_tensor(const Type& type, const Sizes& sizes, uint64_t seed) {
       std::memcpy(data + i * int64_t(sizeof value), &value, sizeof value);
     }
   };
-  if (is(made, "BF16")) fill([](double x) { return to_bf16(float(x)); });
-  if (is(made, "F16")) fill([](double x) { return to_f16(x); });
+  if (is(made, "BF16")) fill([](double x) { return bf16_of_float(float(x)); });
+  if (is(made, "F16")) fill([](double x) { return f16_of_float(float(x)); });
   if (is(made, "F32")) fill([](double x) { return float(x); });
   if (is(made, "F64")) fill([](double x) { return x; });
   return made;

@@ -104,9 +104,9 @@ Bytes Program::code_of(const std::string& name) const {
   return code;
 }
 
-std::map<std::string, Tensor> Program::constants_of(const std::string& name) const {
-  if (!manifest_) return weights_ ? read_tensors(weights_->bytes, weights_->file, weights_->where).tensors : std::map<std::string, Tensor>();
-  std::map<std::string, Tensor> made;
+Tensors Program::constants_of(const std::string& name) const {
+  if (!manifest_) return weights_ ? read_tensors(weights_->bytes, weights_->file, weights_->where) : Tensors();
+  Tensors made;
   const MethodManifest& method = manifest_->methods.at(name);
   const std::string where = path_ + ": " + method.constants;
   const Constants listed = read_constants(zip_.checked(entry(method.constants)).text(), where);
@@ -144,7 +144,7 @@ const Method& Program::load(const std::string& name) {
   return loaded_.emplace(name, Method(std::move(source), options_.torch)).first->second;
 }
 
-TensorFile Program::example(const std::string& name) const {
+Tensors Program::example(const std::string& name) const {
   if (!manifest_ || !manifest_->methods.at(name).example) return {};
   const std::string where = entry(manifest_->methods.at(name).example->entry);
   return read_tensors(zip_.checked(where), file_, path_ + ": " + where);

@@ -36,7 +36,7 @@ class Program {
   // Loads a method on the first call, and keeps it.
   const Method& load(const std::string& name);
   // Inputs and outputs recorded at export; empty if there are none.
-  TensorFile example(const std::string& name) const;
+  Tensors example(const std::string& name) const;
   // Empty for a package made by torch alone.
   const std::optional<Manifest>& manifest() const { return manifest_; }
 
@@ -45,7 +45,7 @@ class Program {
   void find_methods();
   void find_weights();
   Bytes code_of(const std::string& name) const;
-  std::map<std::string, Tensor> constants_of(const std::string& name) const;
+  Tensors constants_of(const std::string& name) const;
 
   std::string path_;
   Options options_;

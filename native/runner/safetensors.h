@@ -10,15 +10,12 @@
 
 namespace bitport::runner {
 
-struct TensorFile {
-  std::map<std::string, Tensor> tensors;
-  std::map<std::string, std::string> metadata;
-};
+using Tensors = std::map<std::string, Tensor>;
 
-// The tensors share the bytes, which `owner` keeps alive.
-TensorFile read_tensors(Bytes file, const std::shared_ptr<const void>& owner, const std::string& where);
+// The tensors share the bytes, which `owner` keeps alive. Metadata are skipped.
+Tensors read_tensors(Bytes file, const std::shared_ptr<const void>& owner, const std::string& where);
 // The same for a file, which is mapped.
-TensorFile read_tensors(const std::string& path);
-void write_tensors(const std::string& path, const std::map<std::string, Tensor>& tensors);
+Tensors read_tensors(const std::string& path);
+void write_tensors(const std::string& path, const Tensors& tensors);
 
 }  // namespace bitport::runner
