@@ -1,6 +1,6 @@
 // attention.h in vectors. Loops over arrays meant for registers are unrolled explicitly: g++ else keeps them in memory. A
 // file that includes this defines V, a vector of kWidth floats, INLINE and TARGET, and
-//   all(number)  load(floats)  store(floats, v)  madd(a, b, c)  larger(limit, x)  smaller(limit, x)   a NaN in x is kept
+//   all(number)  load(floats)  store(floats, v)  madd(a, b, c)  larger(limit, x)   a NaN in x is kept
 //   whole(x)     two_to(x)                           x rounded to an integer; 2^x of an integer from -127 (gives 0) to 0
 //   sums(vectors)  the sums of kWidth vectors, as a vector    sum_of(v)  most_of(v)  reductions of one vector
 //   numbers<Kind>(codes)                                     kWidth codes as floats

@@ -15,7 +15,7 @@ constexpr int64_t kLanes = 16;   // independent sums, for vectorization
 
 struct Squares { double signal = 0, noise = 0; };
 
-inline __attribute__((always_inline)) Squares squares(const float* x, const float* y, int64_t count) {
+BITPORT_INLINE Squares squares(const float* x, const float* y, int64_t count) {
   double signal[kLanes] = {}, noise[kLanes] = {};
   const auto add = [&](int64_t lane, int64_t i) {
     const double number = x[i], error = number - double(y[i]);

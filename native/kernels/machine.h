@@ -1,4 +1,4 @@
-// The architecture whose instruction sets are compiled; without one only the scalar code is.
+// The architecture whose instruction sets are compiled, without one only the scalar code; and how functions are inlined.
 #pragma once
 
 #if defined(_WIN32) && !defined(__clang__)
@@ -10,3 +10,6 @@
 #elif defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && !defined(__AARCH64EB__)
 #define BITPORT_ARM 1
 #endif
+
+// For functions that become a part of their callers, and are vectorized for the instruction sets of these.
+#define BITPORT_INLINE __attribute__((always_inline)) inline

@@ -12,12 +12,6 @@
 namespace bitport {
 namespace {
 
-#if defined(__GNUC__)
-#define BITPORT_INLINE __attribute__((always_inline)) inline
-#else
-#define BITPORT_INLINE inline
-#endif
-
 // As signed integers, positive numbers are the largest; as unsigned ones, negative numbers: two comparisons per number.
 template <class T>
 struct Extremes {

@@ -9,12 +9,6 @@
 namespace bitport {
 namespace {
 
-#if defined(__GNUC__)
-#define BITPORT_INLINE __attribute__((always_inline)) static inline
-#else
-#define BITPORT_INLINE static inline
-#endif
-
 constexpr uint32_t kInfinity = 0x7f800000u;
 
 // x is float32, or bfloat16, which holds every rounded value too.

@@ -1,11 +1,7 @@
 // Whole blocks of a step, 64 numbers at a time, with AVX-512 and byte table lookups (VBMI): a table of 256 4-byte
 // entries is four tables of bytes, each looked up for 64 codes, then merged. Blocks that are not multiples of 64
 // numbers are left to step_loops.cpp, which computes the same bits.
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif
+#include "uncontracted.h"
 #include "cpu.h"
 #include "engine.h"
 #include "step.h"

@@ -2,13 +2,8 @@
 #pragma once
 #include <cfloat>
 #include "bitport_kernels.h"
+#include "machine.h"
 #include "number.h"
-
-#if defined(__GNUC__)
-#define BITPORT_INLINE __attribute__((always_inline)) inline
-#else
-#define BITPORT_INLINE inline
-#endif
 
 namespace bitport {
 
