@@ -102,13 +102,12 @@ int32_t linear_digits(const Product& p, bool* taken) {
     }
   const Int8Job job{&w, codes, sums, digits, digits, isa.stretch};
   const Activate activate = activate_for(p.isa);
-  const int64_t tiles = tiles_of(w), piece = ceil_div(tiles, int64_t(p.threads) * 4);
   std::atomic<bool> failed{false};
-  share(ceil_div(tiles, piece), p.threads, [&](int64_t i) {
+  share_ranges(tiles_of(w), p.threads, [&](int64_t tile, int64_t end) {
     char* panel = own_buffer.need(size_t(isa.panel_bytes));
     if (!panel) { failed = true; return; }
     alignas(64) float sum[kMostRows * 2 * 32];
-    for (int64_t tile = i * piece; tile < tiles && tile < (i + 1) * piece; ++tile) {
+    for (; tile < end; ++tile) {
       const int64_t n = tile * 32, count = w.n - n < 32 ? w.n - n : 32;
       isa.fused(job, tile, panel, sum);
       for (int64_t row = 0; row < p.m; ++row) {

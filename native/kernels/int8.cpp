@@ -80,10 +80,8 @@ struct Int8Call : Product {
   template <class Work>
   void each_row(int64_t first, const Work& work) const {
     constexpr int64_t kAlone = 1 << 16;   // numbers
-    const int64_t rows = m - first, together = ceil_div(rows, int64_t(threads) * 4);
-    if (!rows) return;
-    share(ceil_div(rows, together), rows * weight.k > kAlone ? threads : 1, [&](int64_t i) {
-      for (int64_t row = first + i * together, end = smaller(m, row + together); row < end; ++row) work(row);
+    share_ranges(m - first, (m - first) * weight.k > kAlone ? threads : 1, [&](int64_t row, int64_t end) {
+      for (; row < end; ++row) work(first + row);
     });
   }
 
@@ -124,12 +122,10 @@ struct Int8Call : Product {
   }
 
   void multiply_ones() {
-    const int64_t tiles = tiles_of(weight), piece = ceil_div(tiles, int64_t(threads) * 4);
-    share(ceil_div(tiles, piece), threads, [&](int64_t i) {
+    share_ranges(tiles_of(weight), threads, [&](int64_t tile, int64_t end) {
       char* panel = own_buffer.need(aligned(panel_bytes()));
       if (!panel) { failed = true; return; }
-      for (int64_t tile = i * piece, end = smaller(tile + piece, tiles); tile < end; ++tile)
-        engine.fused(ones, tile, panel, one_results + tile * 32);
+      for (; tile < end; ++tile) engine.fused(ones, tile, panel, one_results + tile * 32);
     });
   }
 
@@ -191,10 +187,7 @@ struct Int8Call : Product {
 
   bool run() {
     if (!fused) return sweep(plan(), *this) && !failed;
-    const int64_t tiles = tiles_of(weight);
-    const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
-    share(ceil_div(tiles, piece), threads,
-          [&](int64_t i) { run_fused(i * piece, smaller(i * piece + piece, tiles)); });
+    share_ranges(tiles_of(weight), threads, [&](int64_t first, int64_t last) { run_fused(first, last); });
     return !failed;
   }
 };

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include "bitport_kernels.h"
+#include "tiles.h"
 
 namespace bitport {
 
@@ -24,6 +25,14 @@ static void share(int64_t count, int32_t threads, const Work& work) {
     for (; begin < end; ++begin) q.work(begin);
     for (int64_t i = q.next++; i < q.count; i = q.next++) q.work(i);
   }, &queue);
+}
+
+// Calls work(first, end) on ranges that make up [0, count): four for each thread, so that they end at about the same time.
+template <class Work>
+static void share_ranges(int64_t count, int32_t threads, const Work& work) {
+  if (count == 0) return;
+  const int64_t piece = ceil_div(count, int64_t(threads) * 4);
+  share(ceil_div(count, piece), threads, [&](int64_t i) { work(i * piece, smaller(i * piece + piece, count)); });
 }
 
 }  // namespace bitport
