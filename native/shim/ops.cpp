@@ -36,7 +36,17 @@ const char* check_act(int64_t act) {
   return check_code(act, BITPORT_AS_IS + 1, BITPORT_FP8_128, "act is no BitportAct that rounds");
 }
 
-void give(TensorHandle y, AtenTensorHandle* result) { *result = reinterpret_cast<AtenTensorHandle>(y); }
+// Gives the result of run(parts, &y), which returns null or why there is none, to the caller.
+template <class Run>
+const char* with_weight(const Given& given, AtenTensorHandle* result, const Run& run) {
+  Parts parts;
+  if (const char* reason = check(result)) return reason;
+  if (const char* reason = given.read(&parts)) return reason;
+  TensorHandle y = nullptr;
+  if (const char* reason = run(parts, &y)) return reason;
+  *result = reinterpret_cast<AtenTensorHandle>(y);
+  return nullptr;
+}
 
 constexpr int32_t kBestIsa = -1;
 
@@ -49,17 +59,15 @@ struct Asked {
   Product call;
 
   const char* answer(AtenTensorHandle* result, const char* (*product)(const Product&, int32_t, TensorHandle*)) {
-    if (const char* reason = check(result)) return reason;
     if (const char* reason = check_code(then, BITPORT_NOTHING, BITPORT_SILU, "then is no BitportThen")) return reason;
-    if (const char* reason = weight.read(&call.weight)) return reason;
-    call.x = as_handle(x);
-    call.bias = as_optional(bias);
-    call.then = int32_t(then);
-    call.times = as_optional(times);
-    TensorHandle y = nullptr;
-    if (const char* reason = product(call, kBestIsa, &y)) return reason;
-    give(y, result);
-    return nullptr;
+    return with_weight(weight, result, [&](const Parts& parts, TensorHandle* y) {
+      call.x = as_handle(x);
+      call.weight = parts;
+      call.bias = as_optional(bias);
+      call.then = int32_t(then);
+      call.times = as_optional(times);
+      return product(call, kBestIsa, y);
+    });
   }
 };
 
@@ -104,15 +112,11 @@ AOTITorchError aoti_torch_cpu_bitport_grouped_linear(
     AtenTensorHandle x, AtenTensorHandle ends, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero,
     AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
     AtenTensorHandle* result) {
-  return guarded("bitport_grouped_linear", [&]() -> const char* {
-    Parts parts;
+  return guarded("bitport_grouped_linear", [&] {
     const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
-    if (const char* reason = check(result)) return reason;
-    if (const char* reason = weight.read(&parts)) return reason;
-    TensorHandle y = nullptr;
-    if (const char* reason = grouped_linear(as_handle(x), as_handle(ends), parts, kBestIsa, &y)) return reason;
-    give(y, result);
-    return nullptr;
+    return with_weight(weight, result, [&](const Parts& parts, TensorHandle* y) {
+      return grouped_linear(as_handle(x), as_handle(ends), parts, kBestIsa, y);
+    });
   });
 }
 
@@ -121,15 +125,11 @@ AOTITorchError aoti_torch_cpu_bitport_dyn_grouped_linear(
     AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
     int64_t act, AtenTensorHandle* result) {
   return guarded("bitport_dyn_grouped_linear", [&]() -> const char* {
-    Parts parts;
     const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
-    if (const char* reason = check(result)) return reason;
     if (const char* reason = check_act(act)) return reason;
-    if (const char* reason = weight.read(&parts)) return reason;
-    TensorHandle y = nullptr;
-    if (const char* reason = dyn_grouped_linear(as_handle(x), as_handle(ends), parts, int32_t(act), kBestIsa, &y)) return reason;
-    give(y, result);
-    return nullptr;
+    return with_weight(weight, result, [&](const Parts& parts, TensorHandle* y) {
+      return dyn_grouped_linear(as_handle(x), as_handle(ends), parts, int32_t(act), kBestIsa, y);
+    });
   });
 }
 
@@ -137,14 +137,10 @@ AOTITorchError aoti_torch_cpu_bitport_embedding(
     AtenTensorHandle ids, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
     AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int32_t dtype,
     AtenTensorHandle* result) {
-  return guarded("bitport_embedding", [&]() -> const char* {
-    Parts parts;
+  return guarded("bitport_embedding", [&] {
     const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
-    if (const char* reason = check(result)) return reason;
-    if (const char* reason = weight.read(&parts)) return reason;
-    TensorHandle y = nullptr;
-    if (const char* reason = embedding(as_handle(ids), parts, true, dtype, &y)) return reason;
-    give(y, result);
-    return nullptr;
+    return with_weight(weight, result, [&](const Parts& parts, TensorHandle* y) {
+      return embedding(as_handle(ids), parts, true, dtype, y);
+    });
   });
 }
