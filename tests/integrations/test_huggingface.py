@@ -385,6 +385,18 @@ def test_a_text_of_the_models_own_is_drawn_by_its_seed_alone(directory: Path) ->
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_a_text_of_the_models_own_tells_how_far_it_is(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, since a large model writes for hours."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("bitport.report.progress.WATCHED_AFTER", 0.0)
+    own_text(pretrained(directory), tokens=6, window=4, seed=1)
+    assert (
+        capsys.readouterr().err.splitlines()[-1].startswith("writing calibration text [########################] 6/6")
+    )
+
+
 def test_random_numbers_of_the_models_device_alone_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[torch.device] = []
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))

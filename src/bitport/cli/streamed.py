@@ -40,7 +40,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help='calibration data: a UTF-8 text, a .jsonl file (the "text" of each line), a directory of these or of '
         ".parquet or .arrow files, or token ids in a .safetensors or .npy file (default: text that the model "
-        "generates)",
+        "generates token by token, which takes long)",
     )
     verb.add_argument(
         "--data-tokens", type=count, metavar="N", help=f"use at most N tokens of the data (default: {TOKENS})"

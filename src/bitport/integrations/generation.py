@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.integrations.cache_name import cache_of, with_cache
+from bitport.report.progress import progress
 
 
 def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
@@ -25,26 +26,26 @@ def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
 
 def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]:
     """Token ids [1, window] sampled from ``model`` itself, each text starting with a random token drawn by ``seed``: a
-    calibration set if there is no other."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    calibration set if there is no other. That takes as long as generating them one by one, so a bar shows how far it
+    is."""
     draw = torch.Generator().manual_seed(seed)
-    return [
-        _written(model, torch.randint(vocabulary, (1, 1), generator=draw), min(window, tokens - start), draw)
-        for start in range(0, tokens, window)
-    ]
+    lengths = (min(window, tokens - start) for start in range(0, tokens, window))
+    written = (token for length in lengths for token in _written(model, length, draw))
+    return list(torch.cat(list(progress(written, tokens, "writing calibration text")), 1).split(window, 1))
 
 
-def _written(model: Any, ids: Tensor, length: int, draw: torch.Generator) -> Tensor:
-    """``ids`` with its continuation, sampled on the CPU so that a seed gives the same draws on every device."""
+def _written(model: Any, length: int, draw: torch.Generator) -> Iterator[Tensor]:
+    """A random token [1, 1], then its continuation, sampled on the CPU so that a seed gives the same draws on every
+    device."""
+    new = torch.randint(model.get_input_embeddings().weight.shape[0], (1, 1), generator=draw)
+    yield new
     cache = None
-    with torch.no_grad():
-        while ids.shape[1] < length:
-            new = ids if cache is None else ids[:, -1:]
+    for _ in range(length - 1):
+        with torch.no_grad():
             out = model(input_ids=new.to(model.device), use_cache=True, **with_cache(model, cache))
-            cache = cache_of(out)
-            likely = out.logits[:, -1].float().softmax(-1).cpu()
-            ids = torch.cat([ids, likely.multinomial(1, generator=draw)], 1)
-    return ids
+        cache = cache_of(out)
+        new = out.logits[:, -1].float().softmax(-1).cpu().multinomial(1, generator=draw)
+        yield new
 
 
 def random_apart(device: torch.device) -> AbstractContextManager[None]:
