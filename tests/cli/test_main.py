@@ -70,6 +70,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 WRONG = {
     "no verb": [],
     "unknown verb": ["quantise"],
+    "unknown option": ["quantize", "llama", "--scheme", "int4", "--algoritm", "gptq"],
     "missing argument": ["compare", "llama"],
     "report of another kind": ["compare", "llama", "--text", "t", "--report", "r.pdf"],
     "zero window": ["eval", "llama", "--text", "t", "--window", "0"],
@@ -94,7 +95,15 @@ def test_wrong_usage_is_2(case: str, capsys: pytest.CaptureFixture[str]) -> None
         cli.main(WRONG[case])
     printed = capsys.readouterr()
     assert (stopped.value.code, printed.out) == (2, "")
-    assert "usage: bitport" in printed.err
+    assert re.fullmatch(r"bitport.*: error: .*; bitport.* --help shows what there is\n", printed.err)
+
+
+def test_an_option_with_a_typing_error_is_told_with_the_one_it_resembles(run: Run) -> None:
+    ran = run("quantize", "llama", "--scheme", "int4", "--algoritm=gptq")
+    assert ran.err.startswith(
+        "bitport quantize: error: unrecognized arguments: --algoritm=gptq (did you mean --algorithm?)"
+    )
+    assert "did you mean" not in run("doctor", "everything").err
 
 
 def test_an_error_is_one_message_without_traceback(run: Run, tmp_path: Path) -> None:

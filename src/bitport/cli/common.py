@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import json
 import math
@@ -12,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -30,6 +31,22 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 class UsageError(ArgumentError):
     """Options that are wrong, missing or do not go together."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, without the usage of thirty options before it, and the option that an unknown
+    one resembles."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, printable(f"{self.prog}: error: {message}; {self.prog} --help shows what there is\n"))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            known = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(left[0].partition("=")[0], known, 1)
+            self.error(f"unrecognized arguments: {' '.join(left)}" + (f" (did you mean {near[0]}?)" if near else ""))
+        return found, left
 
 
 def add_verb(

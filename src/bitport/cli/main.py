@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from bitport.cli import bench, compare, convert, doctor, evaluate, explain, export, generate, inspect, quantize, tune
-from bitport.cli.common import UsageError, drop_output, printable
+from bitport.cli.common import Parser, UsageError, drop_output, printable
 from bitport.errors import BitportError
 from bitport.report.versions import library_version
 
@@ -22,7 +22,7 @@ VERBS = (quantize, convert, inspect, explain, evaluate, compare, generate, expor
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="bitport", description="Low-bit models, right and fast on every accelerator.")
+    top = Parser(prog="bitport", description="Low-bit models, right and fast on every accelerator.")
     top.add_argument("--version", action="version", version=f"bitport {library_version()}")
     verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in VERBS:
