@@ -277,6 +277,9 @@ class Unfinished:
         pytest.param({"algorithm": "gptq", "calibrate": []}, "holds no batch", id="empty data"),
         pytest.param({"algorithm": "magic"}, "unknown algorithm 'magic'; known: rtn, clip, hqq, gptq", id="unknown"),
         pytest.param(
+            {"algorithm": "awq,gptq"}, r"unknown algorithm 'awq,gptq'.* joined by \+, as in awq\+gptq", id="comma"
+        ),
+        pytest.param(
             {"algorithm": Unfinished()}, "Unfinished here, which lacks needs_inputs, refuses$", id="unfinished"
         ),
     ],

@@ -67,7 +67,10 @@ def _step(name: str | Algorithm | Transform) -> Algorithm | Transform:
     if name in TRANSFORMS:
         return TRANSFORMS[name][0]
     if name not in ALGORITHMS:
-        raise ArgumentError(f"unknown algorithm {name!r}; known: {', '.join((*ALGORITHMS, *TRANSFORMS))}")
+        raise ArgumentError(
+            f"unknown algorithm {name!r}; known: {', '.join((*ALGORITHMS, *TRANSFORMS))}; several are joined "
+            "by +, as in awq+gptq"
+        )
     return ALGORITHMS[name]
 
 
