@@ -136,6 +136,17 @@ def test_what_works_on_such_a_model(tmp_path: Path) -> None:
             getattr(CAUSAL.from_pretrained(out), cast)()
 
 
+def test_the_way_back_to_floats(tmp_path: Path) -> None:
+    """As docs/transformers.md says, for both ways to load a model: what is written needs no bitport."""
+    out = quantized(tmp_path)
+    right, model = bp.dequantize_(load_model(out)), CAUSAL.from_pretrained(out)
+    model.dequantize()
+    for name, each in {"own": right, "theirs": model}.items():
+        each.save_pretrained(tmp_path / name)
+        assert not (tmp_path / name / "bitport.json").exists()
+        models.assert_same(CAUSAL.from_pretrained(tmp_path / name), right)
+
+
 @pytest.mark.peers
 def test_adapters(tmp_path: Path) -> None:
     """If a model has adapters, its save_pretrained writes these, as for any transformers model."""
