@@ -93,6 +93,14 @@ def test_schemes_to_choose_from_are_as_large_as_is_said() -> None:
         assert number == inputs, name
 
 
+def test_errors_to_expect_are_those_of_normal_numbers() -> None:
+    """To a whole dB: a matrix of this size is within 0.1 dB of the others."""
+    value = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for cell, said in table("evaluation.md", "rounded to"):
+        error = bitport.quantize_tensor(value.float(), cell.strip("`")).dequantize() - value
+        assert f"{20 * torch.log10(value.norm() / error.norm()):.0f}" == said, cell
+
+
 def test_every_suffix_of_a_scheme_is_described() -> None:
     cells = [cell for cell, _ in table("choosing.md", "suffix")]
     assert set(re.findall(r"`-(.+?)`", " ".join(cells))) == set(SUFFIXES)
