@@ -254,9 +254,18 @@ def test_a_regular_expression_that_is_given_as_a_glob_is_recognized() -> None:
 def test_a_part_of_the_model_that_is_given_as_a_weight_is_recognized() -> None:
     with pytest.raises(RecipeError, match=r"A pattern is for whole names; 'layers.0.attn.\*' would fit those that lie"):
         chosen({"layers.0.attn": "int8", "*": "int4"}, UNTIED)
+
     with pytest.raises(RecipeError) as caught:
         chosen({"layers.0.att": "int8", "*": "int4"}, UNTIED)
     assert "would fit" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("part", "whole"), [("q", "*.q"), ("attn", "*.attn.*")])
+def test_a_part_of_a_name_is_recognized(part: str, whole: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        chosen({part: "int8", "*": "int4"}, UNTIED)
+    assert str(caught.value).endswith(f". A pattern is for whole names; {whole!r} would fit some")
+    assert "int8" in chosen({whole: "int8", "layers.*": "int4"}, UNTIED).values()
 
 
 def test_a_model_without_weights_is_an_error() -> None:

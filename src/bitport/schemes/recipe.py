@@ -292,8 +292,8 @@ def _tied(targets: Sequence[Target], choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _otherwise(targets: Sequence[Target], rule: Rule) -> str:
-    """Advice if the rule would match weights of other kinds, or would match as the name of a part of the model or as a
-    regular expression."""
+    """Advice if the rule would match weights of other kinds, or would match as the name of a part of the model, as a
+    regular expression, or as the last or a middle part of names."""
     known = KINDS[:-1] if rule.match == "*" else KINDS
     fits = {target.kind for target in targets if dataclasses.replace(rule, kinds=known).fits(target)}
     if fits:
@@ -309,7 +309,12 @@ def _otherwise(targets: Sequence[Target], rule: Rule) -> str:
         expression = dataclasses.replace(rule, match=f"re:{rule.match}")
     except RecipeError:
         return ""
-    return f". It is a glob; {expression.match!r} would fit some" if any(map(expression.fits, targets)) else ""
+    if any(map(expression.fits, targets)):
+        return f". It is a glob; {expression.match!r} would fit some"
+    for wider in (f"*.{rule.match}", f"*.{rule.match}.*"):
+        if any(map(dataclasses.replace(rule, match=wider).fits, targets)):
+            return f". A pattern is for whole names; {wider!r} would fit some"
+    return ""
 
 
 def _preview(targets: Sequence[Target], like: str, limit: int = 8) -> str:
