@@ -39,6 +39,14 @@ def test_what_is_no_list_of_batches(given: Any) -> None:
         batches_of(Sum(), given)
 
 
+@pytest.mark.parametrize("batch", ["some text", ["some text"], [1, 2, 3], {"input_ids": [[1, 2]]}], ids=repr)
+def test_texts_and_lists_of_numbers_are_no_batches(batch: Any) -> None:
+    """Which other libraries take, and a model refuses with an error of its own, or takes for several arguments."""
+    with pytest.raises(ArgumentError, match=r"a tuple or dict of the model's arguments, not .*: make one of a text by"):
+        batches_of(Sum(), [torch.ones(2), batch])
+    assert batches_of(Sum(), [(torch.ones(2), 1.0)])
+
+
 def test_one_thing_twice_stays_one_thing() -> None:
     class Same(nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> bool:

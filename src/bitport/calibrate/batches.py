@@ -11,12 +11,13 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import BaseTorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bitport.errors import ArgumentError
 
@@ -105,14 +106,27 @@ def no_autocast() -> Iterator[None]:
 
 
 def each_batch(calibrate: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over batches, converting all mappings to dicts, which pytree can flatten."""
+    """Iterate over batches, converting all mappings to dicts, which pytree can flatten. Texts and lists of token ids,
+    as other libraries take them, are refused: the model would refuse them without a word on calibration."""
     if isinstance(calibrate, (str, Tensor, Mapping)):
         raise ArgumentError(f"calibrate is a single {type(calibrate).__name__}: give a list of batches")
     if not isinstance(calibrate, Iterable):
         raise ArgumentError(
             f"calibrate is a list of batches, or a function that runs the model that it is given, not {calibrate!r}"
         )
-    return (dict(batch) if isinstance(batch, Mapping) else batch for batch in calibrate)
+    return map(_batch, calibrate)
+
+
+def _batch(batch: Any) -> Any:
+    found = dict(batch) if isinstance(batch, Mapping) else batch
+    leaves = tree_leaves(found)
+    if leaves and all(isinstance(leaf, (str, int, float)) for leaf in leaves):
+        raise ArgumentError(
+            f"a batch is a tensor, or a tuple or dict of the model's arguments, not {shorten(repr(batch), 60)}: make "
+            "one of a text by tokenizer(text, return_tensors='pt'). A model of other inputs takes a function: "
+            "calibrate=lambda model: .."
+        )
+    return found
 
 
 def batches_of(model: nn.Module, calibrate: Iterable[Any] | Callable[[nn.Module], Any]) -> list[Any]:
