@@ -269,8 +269,39 @@ def test_parts_that_are_not_equal(tmp_path: Path) -> None:
     values[name] = torch.randn(3 * 64 + 1, 64)
     save_file(values, tmp_path / "float" / "model.safetensors", {"format": "pt"})
     quantize_files(tmp_path / "float", tmp_path / "out", "int8", progress=False)
-    with pytest.raises(CheckpointError, match=r"q_proj\.weight cannot be one of 3 equal parts of .*Wqkv\.weight"):
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight .* a part of .*Wqkv\.weight \[193, 64\]"):
         arrangement(model)(read_manifest(tmp_path / "out"))
+
+
+SARVAM = {**SIZES, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8", "nvfp4-wo"])
+def test_parts_of_the_sizes_that_the_model_has(scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sarvam stores queries, keys and values as one matrix, in which there are more queries."""
+    config = getattr(transformers, "SarvamMoEConfig", None) or pytest.skip("a model that this version does not know")
+    kind = transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    kind.from_config(config(**SARVAM)).save_pretrained(tmp_path / "float")
+    make_tokenizer(tmp_path / "float")
+    stored = load_file(tmp_path / "float" / "model.safetensors")["model.layers.1.attention.query_key_value.weight"]
+    assert stored.shape == (64 + 32 + 32, 64)
+    assert main(["quantize", str(tmp_path / "float"), "--scheme", scheme, "-o", str(tmp_path / "out")]) == 0
+    assert "note: " not in capsys.readouterr().err
+    model = kind.from_pretrained(tmp_path / "out")
+    attention, whole = model.model.layers[1].self_attn, quantize_tensor(stored, scheme).dequantize()
+    found = [getattr(attention, name).weight for name in ("q_proj", "k_proj", "v_proj")]
+    assert all(isinstance(each, QTensor) for each in found)
+    for each, wanted in zip(found, whole.split([64, 32, 32]), strict=True):
+        assert torch.equal(each.dequantize(), wanted)
+    with torch.no_grad():
+        want = rounded(tmp_path / "float", tmp_path / "out", tmp_path / "rounded")(input_ids=IDS).logits
+        assert float(sqnr(want, model(input_ids=IDS).logits)) > 90
+    manifest = read_manifest(tmp_path / "out")
+    name = "model.layers.1.attention.query_key_value.weight"
+    manifest.tensors[name] = dataclasses.replace(manifest.tensors[name], shape=(127, 64))
+    with pytest.raises(CheckpointError, match=r"a part of .* \[127, 64\]: .* have \[64, 32, 32\] rows"):
+        arrangement(model)(manifest)
 
 
 def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

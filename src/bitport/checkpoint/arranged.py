@@ -26,14 +26,19 @@ class Arranged(Entry):
     pieces: tuple[tuple[Entry, ...], ...] = ()
     """Rows to stack, each of tensors to concatenate along their outputs."""
     stack: bool = False
-    part: tuple[int, int] = (0, 1)
-    """(index, count) of the equal parts along the outputs that the result of the pieces is split into."""
+    part: tuple[int, int] | None = None
+    """(start, end) of the rows that it is of the result of the pieces; None: all of them."""
     flipped: bool = False
     """The result of the pieces is [.., K, N], and this tensor [.., N, K]."""
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.nbytes for row in self.pieces for piece in row) // self.part[1]
+        every = [piece for row in self.pieces for piece in row]
+        size = sum(piece.nbytes for piece in every)
+        if self.part is None:
+            return size
+        start, end = self.part
+        return size * (end - start) // sum(piece.shape[0] for piece in self.pieces[0])
 
     @property
     def source(self) -> str | None:
@@ -46,8 +51,7 @@ class Arranged(Entry):
             rows = [_beside([read(piece) for piece in row]) for row in self.pieces]
             quantized = [row for row in rows if isinstance(row, QTensor)]
             whole = rows[0] if not self.stack else stacked(quantized) if quantized else torch.stack(rows)
-            at, count = self.part
-            part = whole if count == 1 else whole.chunk(count)[at]
+            part = whole if self.part is None else whole[slice(*self.part)]
             return part if not self.flipped else part.mT if quantized else part.mT.contiguous()
         except ValueError as error:
             raise CheckpointError(
@@ -67,7 +71,7 @@ def arranged(
     pieces: Sequence[Sequence[Entry]],
     *,
     stack: bool = False,
-    part: tuple[int, int] = (0, 1),
+    part: tuple[int, int] | None = None,
     flipped: bool = False,
 ) -> Arranged:
     """Build an Arranged from fields as described there. CheckpointError unless the pieces are compatible."""
@@ -82,10 +86,11 @@ def arranged(
         raise CheckpointError(f"{name} cannot be made of pieces of shapes {[[*piece.shape] for piece in every]}")
     (inner,) = {shape for shape in shapes if shape is not None}
     shape = (len(pieces), *inner) if stack else inner
-    if part[1] > 1:
-        if not shape or shape[0] % part[1]:
-            raise CheckpointError(f"{name} cannot be one of {part[1]} equal parts of {first.name} {[*shape]}")
-        shape = (shape[0] // part[1], *shape[1:])
+    if part is not None:
+        start, end = part
+        if not shape or not 0 <= start <= end <= shape[0]:
+            raise CheckpointError(f"{name} cannot be the rows {start} to {end} of {first.name} {[*shape]}")
+        shape = (end - start, *shape[1:])
     return Arranged(
         name,
         first.shard,

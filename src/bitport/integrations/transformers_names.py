@@ -7,6 +7,7 @@ same table to quantized files, and to those that are loaded block by block.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,10 @@ from bitport.errors import CheckpointError
 from bitport.integrations.components import is_component
 from bitport.interop.skeleton import renaming
 
-STACK, BESIDE, PARTS, FLIP = "MergeModulelist", "Concatenate", "Chunk", "Transpose"
-"""The supported operations of the table: stack tensors of experts; concatenate along the outputs; split along the
-outputs into equal parts; transpose."""
+STACK, BESIDE, FLIP = "MergeModulelist", "Concatenate", "Transpose"
+EQUAL, FITTING = ("Chunk", {"dim": 0, "num_shards_attribute": None}), ("Split", {"dim": 0})
+"""The supported operations of the table: stack tensors of experts; concatenate along the outputs; transpose; split
+along the outputs into equal parts, or into parts of the sizes that the model has."""
 
 
 def arrangement(model: Any) -> Arrangement:
@@ -38,22 +40,20 @@ def _arranged(model: Any, manifest: Manifest) -> Manifest:
         return manifest
     rename, unused = _renaming(model, own), _unused(model)
     groups: dict[str, tuple[Any, dict[str, list[Entry]]]] = {}
-    part: dict[str, tuple[int, int]] = {}
+    among: dict[str, list[str]] = {}
     for entry in sorted(manifest.tensors.values(), key=lambda entry: _natural(entry.name)):
         first, converter, pattern = rename(entry.name, entry)
         if first not in own and any(re.search(each, first) for each in unused):
             continue
         names = _names(first, converter)
-        for at, name in enumerate(names):
-            part[name] = at, len(names)
+        for name in names:
+            among[name] = names
             known, found = groups.setdefault(name, (converter, {}))
             if found and (known is None or known is not converter):
                 other = next(iter(found.values()))[0]
                 raise CheckpointError(f"{other.name} and {entry.name} are both {name} of the model")
             found.setdefault(pattern, []).append(entry)
-    tensors = {
-        name: _made(name, converter, found, part[name], own.get(name)) for name, (converter, found) in groups.items()
-    }
+    tensors = {name: _made(name, converter, found, among[name], own) for name, (converter, found) in groups.items()}
     tied = {
         rename(alias, manifest.tensors[name])[0]: rename(name, manifest.tensors[name])[0]
         for alias, name in manifest.tied.items()
@@ -75,12 +75,13 @@ def _names(first: str, converter: Any) -> list[str]:
     return [first.replace(patterns[0], pattern) if at else first for at, pattern in enumerate(patterns)]
 
 
-def _made(name: str, converter: Any, found: dict[str, list[Entry]], part: tuple[int, int], own: Any) -> Entry:
-    """Build the entry of a model tensor. ``own``: the model's tensor of that name."""
+def _made(name: str, converter: Any, found: dict[str, list[Entry]], among: list[str], own: dict[str, Tensor]) -> Entry:
+    """Build the entry of a model tensor. ``among``: the names of all that are made with it; ``own``: the model's
+    tensors."""
     if converter is None:
         ((entry,),) = found.values()
         return entry if entry.name == name else arranged(name, [[entry]])
-    if (one := _of_one(name, converter, found, part, own)) is not None:
+    if (one := _of_one(name, converter, found, among, own)) is not None:
         return one
     operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
     stack = (STACK, 0) in operations
@@ -97,18 +98,32 @@ def _made(name: str, converter: Any, found: dict[str, list[Entry]], part: tuple[
     return arranged(name, [*zip(*columns, strict=True)], stack=stack)
 
 
-def _of_one(name: str, converter: Any, found: dict[str, list[Entry]], part: tuple[int, int], own: Any) -> Entry | None:
+def _of_one(
+    name: str, converter: Any, found: dict[str, list[Entry]], among: list[str], own: dict[str, Tensor]
+) -> Entry | None:
     """A part of one tensor, or its transpose; None if ``converter`` does something else."""
     if len(converter.operations) != 1 or [len(entries) for entries in found.values()] != [1]:
         return None
     ((entry,),), (operation,) = found.values(), converter.operations
     kind, said = type(operation).__name__, vars(operation)
-    if kind == PARTS and said == {"dim": 0, "num_shards_attribute": None}:
-        return arranged(name, [[entry]], part=part)
+    if (kind, said) == EQUAL or ((kind, said) == FITTING and own.keys() >= {*among}):
+        return arranged(name, [[entry]], part=_rows(name, entry, among, {} if (kind, said) == EQUAL else own))
     rank = len(entry.shape)
     if kind == FLIP and sorted((said["dim0"], said["dim1"])) == [rank - 2, rank - 1]:
-        return arranged(name, [[entry]], flipped=not (said.get("check_dims") and _is(own, entry)))
+        return arranged(name, [[entry]], flipped=not (said.get("check_dims") and _is(own.get(name), entry)))
     return None
+
+
+def _rows(name: str, entry: Entry, among: list[str], own: dict[str, Tensor]) -> tuple[int, int]:
+    """(start, end) of the rows of ``entry`` that ``name`` is. They are divided among all of ``among``: as many
+    for each as its tensor in ``own`` has, or equally many if ``own`` is empty."""
+    rows, at = math.prod(entry.shape[:1]), among.index(name)
+    sizes = [own[each].shape[0] for each in among] if own else [rows // len(among)] * len(among)
+    if sum(sizes) != rows:
+        raise CheckpointError(
+            f"{name} cannot be a part of {entry.name} {[*entry.shape]}: the parts of the model have {sizes} rows"
+        )
+    return sum(sizes[:at]), sum(sizes[: at + 1])
 
 
 def _is(own: Tensor | None, entry: Entry) -> bool:
