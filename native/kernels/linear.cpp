@@ -28,7 +28,6 @@ struct Call : Product {
       : Product(product), engine(chosen), activate(activate_for(product.isa)), rounded(rounded),
         factors(rounded && !rounded->in_blocks ? rounded->factors : nullptr) {}
 
-  static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
   bool late() const { return engine.look_up && groups_of(weight) == 1; }
   int64_t summed() const { return summed_columns(weight, engine.bf16); }
   size_t item() const { return engine.bf16 ? 2 : 4; }   // bytes per element of a laid-out row
@@ -41,12 +40,12 @@ struct Call : Product {
 
   void lay_out(const Job& rows, int64_t row) const {
     const size_t item = this->item(), next = size_t(job.block) * 32 * item;
-    const void* const values = rounded ? rounded->row(row) : static_cast<const char*>(x) + size_t(row) * weight.k * width(x_type);
+    const void* const values = rounded ? rounded->row(row) : static_cast<const char*>(x) + row * weight.k * width_of(x_type);
     if (!values) { failed = true; return; }
     const int32_t type = rounded ? (engine.bf16 ? BITPORT_BF16 : BITPORT_F32) : x_type;
     const char* from = static_cast<const char*>(values);
     char* to = static_cast<char*>(rows.rows) + size_t(rows.at(row, 0)) * item;
-    for (int64_t k = 0; k < weight.k; k += 32, from += 32 * width(type), to += next) {
+    for (int64_t k = 0; k < weight.k; k += 32, from += 32 * width_of(type), to += next) {
       const int64_t count = weight.k - k < 32 ? weight.k - k : 32;
       if (count < 32) std::memset(to, 0, 32 * item);
       if (!engine.bf16) engine.widen(from, type, count, reinterpret_cast<float*>(to));
@@ -77,8 +76,8 @@ struct Call : Product {
         for (int64_t i = 0; i < 32; ++i) sum[r * 32 + i] *= scale;
       }
     const int64_t n = tile * 32, count = weight.n - n < 32 ? weight.n - n : 32;
-    const size_t next = size_t(weight.n) * width(y_type);
-    char* to = static_cast<char*>(y) + size_t(row) * next + size_t(n) * width(y_type);
+    const int64_t next = weight.n * width_of(y_type);
+    char* to = static_cast<char*>(y) + row * next + n * width_of(y_type);
     const float* bias_at = bias_values ? bias_values + n : nullptr;
     if (!then) {
       if (streams && count == 32)
@@ -132,12 +131,7 @@ struct Call : Product {
 
   bool run(bool fused) {
     if (!fused) return sweep(plan(), *this) && !failed;
-    const int64_t tiles = tiles_of(weight);
-    const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
-    share(ceil_div(tiles, piece), threads, [&](int64_t i) {
-      const int64_t first = i * piece, last = first + piece;
-      run_fused(first, last < tiles ? last : tiles);
-    });
+    share_ranges(tiles_of(weight), threads, [&](int64_t first, int64_t last) { run_fused(first, last); });
     return !failed;
   }
 };
