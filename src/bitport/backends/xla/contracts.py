@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bitport.backends.xla.encode import encode, rows_of
-from bitport.backends.xla.products import STRAIGHT, TURNED, dot, grouped_sum
+from bitport.backends.xla.products import STRAIGHT, TURNED, dot, finish, grouped_sum
 from bitport.layouts.tile_packed import SHIFTS
 from bitport.numerics import ACTIVATIONS
 
@@ -42,7 +42,7 @@ def quantized_matmul(
         if shift is not None:
             value = value - shift[:, None, :]
         y = dot(flat, value.reshape(chunks * size, n).astype(x.dtype), STRAIGHT)
-    return y.astype(x.dtype).reshape(*x.shape[:-1], n)
+    return finish(y, x, None)
 
 
 def int4pack_mm(x: Array, mat2: Array, group: int, scales_and_zeros: Array) -> Array:

@@ -39,7 +39,7 @@ def dot(x: Array, w: Array, dims: Any) -> Array:
     return jax.lax.dot_general(x, w, dims, precision=highest, preferred_element_type=jnp.float32)
 
 
-def _finish(y: Array, x: Array, bias: Array | None) -> Array:
+def finish(y: Array, x: Array, bias: Array | None) -> Array:
     """Add the bias in float32; return the result in x's dtype and leading dimensions."""
     if bias is not None:
         y = y + bias.astype(jnp.float32)
@@ -48,7 +48,7 @@ def _finish(y: Array, x: Array, bias: Array | None) -> Array:
 
 def linear(x: Array, *rest: Any) -> Array:
     *parts, bias = rest
-    return _finish(product(rows_of(x), JaxWeight(*parts)), x, bias)
+    return finish(product(rows_of(x), JaxWeight(*parts)), x, bias)
 
 
 def product(x: Array, weight: JaxWeight) -> Array:
@@ -82,9 +82,9 @@ def dyn_linear(x: Array, *rest: Any) -> Array:
     *parts, act, act_scale, bias = rest
     weight = JaxWeight(*parts)
     if multiplies_integers(weight, act):
-        return _finish(_integer_product(x, weight, act, act_scale), x, bias)
+        return finish(_integer_product(x, weight, act, act_scale), x, bias)
     rounded = fake_quantize(x, act, act_scale)
-    return _finish(dot(rows_of(rounded), dense(*parts), TURNED), x, bias)
+    return finish(dot(rows_of(rounded), dense(*parts), TURNED), x, bias)
 
 
 def fake_quantize(x: Array, act: str, act_scale: Array | None = None) -> Array:

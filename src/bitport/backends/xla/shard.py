@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bitport.backends.xla.decode import JaxWeight
 from bitport.backends.xla.k_major import NAME
-from bitport.backends.xla.products import product, rows_of
+from bitport.backends.xla.products import finish, product, rows_of
 from bitport.errors import ArgumentError
 
 Along = Literal["n", "k"]
@@ -82,6 +82,4 @@ def linear(mesh: Mesh, axis: str, along: Along, x: Array, *rest: Any) -> Array:
     y = jax.shard_map(
         on_one, mesh=mesh, in_specs=(x_spec, *specs(weight, axis, along)), out_specs=y_spec, check_vma=False
     )(rows_of(x), *weight[:4])
-    if bias is not None:
-        y = y + bias.astype(y.dtype)
-    return y.astype(x.dtype).reshape(*x.shape[:-1], weight.n)
+    return finish(y, x, bias)
