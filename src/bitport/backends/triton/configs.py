@@ -61,10 +61,10 @@ class Config:
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
 
     def tiles(self, rows: int) -> Blocks:
-        return _for(self.content["tiles"], rows)
+        return blocks_for(self.content["tiles"], rows)
 
     def scaled_tiles(self, rows: int) -> Blocks:
-        return _for(self.content["scaled"], rows)
+        return blocks_for(self.content["scaled"], rows)
 
     def most_rows(self, kernel: str, weight: Weight) -> int | None:
         known = self._most_rows.get(kernel, {"*": None})
@@ -75,7 +75,8 @@ class Config:
         return rows
 
 
-def _for(entries: list[dict[str, Any]], rows: int) -> Blocks:
+def blocks_for(entries: list[dict[str, Any]], rows: float) -> Blocks:
+    """Return the entry for so many rows; for infinitely many, the one for any number."""
     return next(each for each in entries if each["rows"] is None or rows <= each["rows"])
 
 

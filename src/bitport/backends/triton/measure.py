@@ -150,13 +150,9 @@ def begun(device: torch.device) -> dict[str, Any]:
     stages = ["gemv", *(f"tiles {rows or 'any'}" for rows in TILES), *(f"rows {scheme}" for scheme in SCHEMES)]
     stages += ["scaled"] if configs.of(device).scaled else []
     stages += [f"from {name}" for name in rivals]
-    tiles = [{**_nearest(content["tiles"], rows), "rows": rows} for rows in TILES]
+    tiles = [{**configs.blocks_for(content["tiles"], rows or math.inf), "rows": rows} for rows in TILES]
     most = {kernel: {"*": kinds["*"]} for kernel, kinds in content["most_rows"].items()}
     return {**content, "source": source(device), "tiles": tiles, "most_rows": most, "unmeasured": stages}
-
-
-def _nearest(tiles: list[dict[str, Any]], rows: int | None) -> dict[str, Any]:
-    return next(each for each in tiles if each["rows"] is None or (rows is not None and rows <= each["rows"]))
 
 
 def _rival(name: str, device: torch.device) -> Any:
