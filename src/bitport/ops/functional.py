@@ -126,12 +126,6 @@ FUNCTIONS.update(
         F.grouped_mm: grouped_mm,
         torch._grouped_mm: grouped_mm,
         TRACED_GROUPED_MM: grouped_mm,
-    }
-)
-
-
-FUNCTIONS.update(
-    {
         torch.matmul: into_given(matmul),
         torch.mm: into_given(mm),
         torch.bmm: into_given(bmm),
