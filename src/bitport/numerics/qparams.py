@@ -79,9 +79,15 @@ def _defined(scale: Tensor, amax: Tensor, fmt: Format) -> Tensor:
 
 def _stored(raw: Tensor, amax: Tensor, largest: float, input_dtype: torch.dtype, fmt: Format) -> Tensor:
     dtype = fmt.scale_dtype(input_dtype)
+    return _defined(raw.clamp(*scale_range(dtype, input_dtype, largest)), amax, fmt).to(dtype)
+
+
+def scale_range(dtype: torch.dtype, input_dtype: torch.dtype, largest: float) -> tuple[float, float]:
+    """(smallest, largest) scale in ``dtype``. The product of the largest with ``largest``, the magnitude of the largest
+    code, is finite in ``input_dtype``."""
     limits = torch.finfo(dtype)
     highest = min(limits.max, torch.finfo(input_dtype).max / largest * (1 - limits.eps))
-    return _defined(raw.clamp(limits.smallest_normal * limits.eps, highest), amax, fmt).to(dtype)
+    return limits.smallest_normal * limits.eps, highest
 
 
 def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
@@ -134,8 +140,13 @@ def power_of_two_scale(amax: Tensor, fmt: Format) -> Tensor:
     if fmt.scale_rule == "even":
         exponent = exponent + ((fraction + (1 << (22 - number.mantissa_bits))) >> 23)
     elif fmt.scale_rule != "floor":
-        largest = int((number.max / 2.0**number.emax - 1) * 2**23) if fmt.scale_rule == "rceil" else 0
+        largest = fraction_of_max(number) if fmt.scale_rule == "rceil" else 0
         exponent = exponent + (fraction > largest)
     code = (exponent - number.emax).clamp(0, 254 - number.emax).to(torch.uint8)
     code = torch.where(amax.isfinite(), code, E8M0.nan_code)
     return decode(code, E8M0).to(torch.float8_e8m0fnu)
+
+
+def fraction_of_max(number: NumberType) -> int:
+    """g of max(type) = 1.g * 2^emax, in units of 2^-23."""
+    return int((number.max / 2.0**number.emax - 1) * 2**23)

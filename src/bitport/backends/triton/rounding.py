@@ -32,7 +32,7 @@ from bitport.backends.triton.encode import (
 from bitport.backends.triton.fusion import EXACT
 from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import ACTIVATIONS, STATIC, Format
-from bitport.numerics.qparams import global_scale_range
+from bitport.numerics.qparams import global_scale_range, scale_range
 
 SEPARATE = tuple(name for name, fmt in ACTIVATIONS.items() if fmt.block[1] and fmt.scale == "float32")
 """Formats with several scales per row that cannot be folded into the numbers."""
@@ -226,9 +226,9 @@ def launch(x: Tensor, fmt: Format, to: Destination, given: Tensor | None) -> Non
     if not (block and fmt.block[0]):
         chunk, warps = _row(k)
         widest = torch.finfo(x.dtype).max * (255 / 257)
-        ends = _highest(x, number.max if fmt.zero == "none" else 1.0), widest
+        _, highest = scale_range(torch.float32, x.dtype, number.max if fmt.zero == "none" else 1.0)
         by_row[(m,)](
-            *(x, amax, to.single, to.rows, to.scale, to.zero, k, x.stride(0), *ends),
+            *(x, amax, to.single, to.rows, to.scale, to.zero, k, x.stride(0), highest, widest),
             NUMBER=fmt.dtype,
             ZERO=fmt.zero == "int",
             CODES=to.codes,
@@ -241,7 +241,7 @@ def launch(x: Tensor, fmt: Format, to: Destination, given: Tensor | None) -> Non
     blocks = min(CHUNK // block, next_power(count))
     by_block[(m, cdiv(count, blocks))](
         *(x, amax, to.single, to.rows, to.scale, k, x.stride(0)),
-        *(global_scale_range(number) if fmt.global_scale else (0.0, _highest(x, number.max))),
+        *(global_scale_range(number) if fmt.global_scale else scale_range(torch.float32, x.dtype, number.max)),
         NUMBER=fmt.dtype,
         SCALE="float" if fmt.scale == "float32" else fmt.scale,
         RULE=fmt.scale_rule,
@@ -289,9 +289,3 @@ def _row(k: int) -> tuple[int, int]:
     """Return (columns at a time, warps)."""
     chunk = min(ROW, max(32, next_power(k)))
     return chunk, max(1, min(8, chunk // (32 * PER_THREAD)))
-
-
-def _highest(x: Tensor, largest: float) -> float:
-    """Return the largest scale with which the largest code stays finite in x's dtype."""
-    limits = torch.finfo(torch.float32)
-    return min(limits.max, torch.finfo(x.dtype).max / largest * (1 - limits.eps))

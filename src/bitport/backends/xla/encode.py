@@ -21,7 +21,7 @@ from bitport.numerics import ACTIVATIONS, Format, NumberType, number_type
 from bitport.numerics.codebooks import midpoints, zero_code
 from bitport.numerics.codec import has_whole_zero
 from bitport.numerics.format import FLOAT8_SCALES
-from bitport.numerics.qparams import global_scale_range
+from bitport.numerics.qparams import fraction_of_max, global_scale_range, scale_range
 
 E4M3, E8M0 = number_type("float8_e4m3"), number_type("float8_e8m0")
 
@@ -150,9 +150,7 @@ def _defined(scale: Array, amax: Array, fmt: Format) -> Array:
 
 def _stored(raw: Array, amax: Array, largest: float, given: np.dtype, fmt: Format) -> Array:
     dtype = jnp.dtype(given if fmt.scale == "input" else fmt.scale)
-    limits = jnp.finfo(dtype)
-    highest = min(float(limits.max), float(jnp.finfo(given).max) / largest * (1 - float(limits.eps)))
-    lowest = float(limits.smallest_normal) * float(limits.eps)
+    lowest, highest = scale_range(getattr(torch, dtype.name), getattr(torch, given.name), largest)
     return _defined(jnp.clip(raw, lowest, highest), amax, fmt).astype(dtype)
 
 
@@ -187,7 +185,7 @@ def _power_of_two(amax: Array, fmt: Format) -> Array:
     if fmt.scale_rule == "even":
         exponent = exponent + ((fraction + (1 << (22 - number.mantissa_bits))) >> 23)
     elif fmt.scale_rule != "floor":
-        largest = int((number.max / 2.0**number.emax - 1) * 2**23) if fmt.scale_rule == "rceil" else 0
+        largest = fraction_of_max(number) if fmt.scale_rule == "rceil" else 0
         exponent = exponent + (fraction > largest)
     code = jnp.clip(exponent - number.emax, 0, 254 - number.emax)
     return jnp.where(jnp.isfinite(amax), code, E8M0.nan_code).astype(jnp.uint8)
