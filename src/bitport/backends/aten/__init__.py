@@ -15,9 +15,14 @@ from bitport.ops.convert import from_list
 from bitport.ops.select import CHOOSERS
 
 
+def count(x: Tensor) -> int:
+    """Return the number of rows of x [..., K]; 0 if they have no columns."""
+    return x.numel() // max(1, x.shape[-1])
+
+
 def rows(x: Tensor) -> Tensor:
     """Return x [..., K] as :func:`aligned` [M, K]."""
-    return aligned(x.reshape(x.numel() // max(1, x.shape[-1]), x.shape[-1]))
+    return aligned(x.reshape(count(x), x.shape[-1]))
 
 
 def empty(x: Tensor, n: int) -> str | None:
@@ -73,5 +78,5 @@ def too_few(kernel: str, x: Tensor, experts: int) -> str | None:
     least = known(kernel, x.device) if known else 1
     if least is None:
         return "others are faster here for any number of rows"
-    have, least = x.numel() // max(1, x.shape[-1]), least * experts
+    have, least = count(x), least * experts
     return f"it is chosen from {least} rows on here; x has {have}" if have < least else None

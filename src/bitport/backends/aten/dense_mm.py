@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.backends.aten import count
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops.select import CHOOSERS
 
@@ -35,10 +36,10 @@ def least_rows(costs: Costs, dtype: str) -> int:
 
 
 def refuses(costs: Costs, x: Tensor, *rest: Any) -> str | None:
-    dtype, k, layout = rest[4], rest[6], rest[9]
+    dtype, layout = rest[4], rest[9]
     if layout not in costs.layouts:
         return f"it overtakes the kernel of {', '.join(costs.layouts)}; the weight is in layout {layout}"
-    rows, least = x.numel() // max(1, k), least_rows(costs, dtype)
+    rows, least = count(x), least_rows(costs, dtype)
     return f"making {dtype} dense pays from {least} rows on; x has {rows}" if rows < least else None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.backends import measured
-from bitport.backends.aten import LEAST_ROWS
+from bitport.backends.aten import LEAST_ROWS, count
 from bitport.backends.aten.dense_mm import product
 from bitport.backends.triton import attention, configs, inputs, linear, operand, rows, scaled
 from bitport.backends.triton.rounding import SEPARATE
@@ -25,10 +25,6 @@ NO_EXPERTS = "there are no experts"
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make ``device`` current: Triton launches on the current device."""
     return contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
-
-
-def count(x: Tensor) -> int:
-    return x.numel() // max(1, x.shape[-1])
 
 
 def too_many(kernel: str, m: int, weight: Weight, device: torch.device) -> str | None:

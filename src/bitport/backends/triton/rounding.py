@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitport.backends.aten import count
 from bitport.backends.triton.decode import bits_of, midpoint_of, scale_value
 from bitport.backends.triton.encode import (
     INFINITE,
@@ -281,7 +282,7 @@ def single_scale(act: str, given: Tensor | None, device: torch.device) -> Tensor
 
 def plain_rows(x: Tensor) -> Tensor:
     """Return x [.., K] as [M, K] with contiguous rows."""
-    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.reshape(0, x.shape[-1])
+    rows = x.reshape(count(x), x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
