@@ -132,6 +132,19 @@ def joined(weight: Weight, dense: Tensor | None, first: int, dtype: torch.dtype)
     return torch.cat([dense[:, :, :first].to(dtype), quantized, dense[:, :, first:].to(dtype)], 2)
 
 
+def mask_steps(mask: Tensor | None) -> tuple[int, ...]:
+    """The strides of a mask; 0 along axes of one entry, which is for all."""
+    if mask is None:
+        return (0,) * 4
+    return tuple(stride if size > 1 else 0 for stride, size in zip(mask.stride(), mask.shape, strict=True))
+
+
+def rows_together(part: Tensor) -> Tensor:
+    """``part`` [batch, heads, rows, width] with the rows of each head contiguous; heads may have any strides."""
+    together = part.stride(3) == 1 and part.stride(2) == part.shape[3]
+    return part if together or not part.numel() else part.contiguous()
+
+
 def seen(call: AttentionArgs) -> Tensor | None:
     """Combine ``mask`` and ``causal`` into one mask."""
     rows = call.q.shape[2]

@@ -13,7 +13,7 @@ from torch import Tensor
 from bitport.backends.cpu.native import TYPES, Library, table_of
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Impl, Weight, register_kernel
-from bitport.ops.attention import AttentionArgs
+from bitport.ops.attention import AttentionArgs, mask_steps, rows_together
 
 Steps = ctypes.c_int64 * 2
 
@@ -58,16 +58,10 @@ def refuses(*args: Any) -> str | None:
     return None
 
 
-def _apart(part: Tensor) -> Tensor:
-    """Return ``part`` [batch, heads, rows, width] with the rows of each head contiguous."""
-    side_by_side = part.stride(3) == 1 and part.stride(2) == part.shape[3]
-    return part if side_by_side or not part.numel() else part.contiguous()
-
-
 def _tokens(weight: Weight, dense: Tensor | None) -> tuple[Tokens, list[Tensor | None]]:
     """Return the struct and the tensors that it points into."""
     number = NUMBER_TYPES[weight.dtype]
-    kept = [None if part is None else _apart(part) for part in (weight.data, weight.scale, weight.zero, dense)]
+    kept = [None if part is None else rows_together(part) for part in (weight.data, weight.scale, weight.zero, dense)]
     steps = [Steps(*((0, 0) if part is None else part.stride()[:2])) for part in kept]
     codes, scale, zero, floats = (None if part is None else part.data_ptr() for part in kept)
     tokens = Tokens(
@@ -108,16 +102,13 @@ def register(library: Library) -> None:
             return y
         keys, kept_keys = _tokens(call.keys, call.dense_keys)
         values, kept_values = _tokens(call.values, call.dense_values)
-        steps = (
-            (0,) * 4 if mask is None else (s if n > 1 else 0 for s, n in zip(mask.stride(), mask.shape, strict=True))
-        )
         described = Attention(
             keys,
             values,
             q.data_ptr(),
             y.data_ptr(),
             None if mask is None else mask.data_ptr(),
-            (ctypes.c_int64 * 4)(*steps),
+            (ctypes.c_int64 * 4)(*mask_steps(mask)),
             batch,
             heads,
             call.keys.data.shape[1],

@@ -30,7 +30,7 @@ from bitport.backends.triton.operand import refuses as refuses_weight
 from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
-from bitport.ops.attention import AttentionArgs
+from bitport.ops.attention import AttentionArgs, mask_steps, rows_together
 
 WIDEST = 256
 KEPT, HELD, WARPS = 8192, 4096, 4
@@ -252,7 +252,6 @@ def refuses(call: AttentionArgs) -> str | None:
 
 def attention(call: AttentionArgs, config: Config) -> Tensor:
     q, mask = call.q.contiguous(), call.mask
-    steps: tuple[int, ...] = (0,) * 4
     sequences, query_heads, rows, _ = q.shape
     heads = call.keys.data.shape[1]
     sharing, widest = query_heads // heads, max(width(call.keys.k), width(call.values.k))
@@ -261,9 +260,8 @@ def attention(call: AttentionArgs, config: Config) -> Tensor:
     tile = min(kept // widest, max(LEAST, next_power(sharing * rows)))
     tiles, step = cdiv(sharing * rows, tile), max(SUMMED if by_units else LEAST, held // widest)
     wanted = config.gemv["programs"] // (sequences * heads * tiles)
-    if mask is not None:
-        steps = tuple(stride if size > 1 else 0 for stride, size in zip(mask.stride(), mask.shape, strict=True))
-        mask = mask.view(torch.int8) if mask.dtype == torch.bool else mask
+    if mask is not None and mask.dtype == torch.bool:
+        mask = mask.view(torch.int8)
     parts = [(each, *_splits(cdiv(each.tokens, step), wanted)) for each in stretches(call)]
     count, places = sum(splits for _, splits, _ in parts), sequences * query_heads * rows
     peaks, totals = (torch.empty(count, places, dtype=torch.float32, device=q.device) for _ in range(2))
@@ -273,7 +271,7 @@ def attention(call: AttentionArgs, config: Config) -> Tensor:
         (keys, of_keys), (values, of_values) = part.keys, part.values
         sizes = heads, sharing, rows, part.first, part.gap, part.tokens, per_split * step
         attend[(sequences * heads * tiles, splits)](
-            *(q, mask, steps, peaks[begin:], totals[begin:], sums[begin:], keys, values),
+            *(q, mask, mask_steps(mask), peaks[begin:], totals[begin:], sums[begin:], keys, values),
             *(*sizes, call.tokens - rows, call.scale),
             KEYS=of_keys,
             VALUES=of_values,
@@ -314,8 +312,8 @@ def width(k: int) -> int:
 
 def of_codes(weight: Weight) -> tuple[Tokens, Fixed]:
     number, wide = NUMBER_TYPES[weight.dtype], width(weight.k)
-    data, scale = _side_by_side(weight.data), _side_by_side(weight.scale)
-    zero = None if weight.zero is None else _side_by_side(weight.zero)
+    data, scale = rows_together(weight.data), rows_together(weight.scale)
+    zero = None if weight.zero is None else rows_together(weight.zero)
     words = number.bits in (1, 2, 4) and weight.k % 8 == 0
     words &= all(at % number.bits == 0 for at in (beginning(data), *data.stride()[:2]))
     kind = "none" if zero is None else "float" if zero.is_floating_point() else "int"
@@ -340,7 +338,7 @@ def of_codes(weight: Weight) -> tuple[Tokens, Fixed]:
 
 
 def of_floats(dense: Tensor) -> tuple[Tokens, Fixed]:
-    dense = _side_by_side(dense)
+    dense = rows_together(dense)
     k = dense.shape[3]
     tokens = Tokens(dense, dense.stride(0), dense.stride(1), None, 0, 0, None, 0, 0, k, k, 1, 1)
     return tokens, _fixed("", False, "", "", "", 0, width(k))
@@ -348,8 +346,3 @@ def of_floats(dense: Tensor) -> tuple[Tokens, Fixed]:
 
 def _fixed(*known: str | int) -> Fixed:
     return Fixed(*map(tl.constexpr, known))
-
-
-def _side_by_side(part: Tensor) -> Tensor:
-    """Return ``part`` [sequences, heads, rows, columns] with the rows of each head contiguous."""
-    return part if part.stride(3) == 1 and part.stride(2) == part.shape[3] else part.contiguous()
