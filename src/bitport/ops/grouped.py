@@ -6,6 +6,7 @@ Rows past the last end belong to no expert and give zeros.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,15 +53,19 @@ def _generic_dyn(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
 
 
 def _by_expert(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
-    rows = x.shape[0]
-    y = x.new_zeros(rows, dense.shape[-2])
-    start = 0
-    for expert, end in enumerate(ends.tolist()):
-        if not start <= end <= rows:
-            raise ArgumentError(f"ends must grow from 0 to at most {rows} rows, not {ends.tolist()}")
-        y[start:end] = x[start:end] @ dense[expert].T
-        start = end
+    y = x.new_zeros(x.shape[0], dense.shape[-2])
+    for expert, own in spans(ends, x.shape[0]):
+        y[own] = x[own] @ dense[expert].T
     return y
+
+
+def spans(ends: Tensor, rows: int) -> Iterator[tuple[int, slice]]:
+    """Yield (expert, its rows), those without rows too. ArgumentError if ``ends`` decrease or exceed ``rows``."""
+    bounds = ends.tolist()
+    for expert, (start, end) in enumerate(itertools.pairwise([0, *bounds])):
+        if not start <= end <= rows:
+            raise ArgumentError(f"ends must grow from 0 to at most {rows} rows, not {bounds}")
+        yield expert, slice(start, end)
 
 
 def masked(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from torch import Tensor
 from bitport.backends.aten.dense_mm import product
 from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import Library
-from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, choose_qparams, fake_quantize
 from bitport.ops import Impl, Weight, register_kernel
 from bitport.ops.by_rows import DISTANCES
+from bitport.ops.grouped import spans
 from bitport.ops.linear_then import follow
 from bitport.ops.native_codes import rounds
 
@@ -98,15 +98,12 @@ def register(library: Library) -> None:
 
     def by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str = "", act_scale: Tensor | None = None) -> Tensor:
         """Multiply expert by expert, skipping those without rows; rows past the last end give zeros."""
-        y, start = x.new_zeros(x.shape[0], weight.n), 0
-        for expert, end in enumerate(ends.tolist()):
-            if not start <= end <= x.shape[0]:
-                raise ArgumentError(f"ends must grow from 0 to at most {x.shape[0]} rows, not {ends.tolist()}")
-            if end > start:
+        y = x.new_zeros(x.shape[0], weight.n)
+        for expert, rows in spans(ends, x.shape[0]):
+            if rows.stop > rows.start:
                 parts = [None if part is None else part[expert] for part in weight[:4]]
                 own = Weight(*parts, *weight[4:])  # type: ignore[arg-type, call-arg]
-                y[start:end] = library.linear(x[start:end], own, None, act, act_scale)
-            start = end
+                y[rows] = library.linear(x[rows], own, None, act, act_scale)
         return y
 
     def embedding(ids: Tensor, *rest: Any) -> Tensor:
