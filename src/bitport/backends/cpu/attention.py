@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.cpu.native import TYPES, Library, table_of
+from bitport.backends.cpu.native import TYPES, Library, address, table_of, typed
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Impl, Weight, register_kernel
 from bitport.ops.attention import AttentionArgs, mask_steps, rows_together
@@ -63,7 +63,7 @@ def _tokens(weight: Weight, dense: Tensor | None) -> tuple[Tokens, list[Tensor |
     number = NUMBER_TYPES[weight.dtype]
     kept = [None if part is None else rows_together(part) for part in (weight.data, weight.scale, weight.zero, dense)]
     steps = [Steps(*((0, 0) if part is None else part.stride()[:2])) for part in kept]
-    codes, scale, zero, floats = (None if part is None else part.data_ptr() for part in kept)
+    codes, scale, zero, floats = map(address, kept)
     tokens = Tokens(
         codes,
         scale,
@@ -89,9 +89,8 @@ def _as_floats(mask: Tensor | None) -> Tensor | None:
 
 
 def register(library: Library) -> None:
-    function = library.functions.bitport_attention
-    function.argtypes = [ctypes.POINTER(Attention), ctypes.c_int32, ctypes.c_int32]
-    function.restype = ctypes.c_int32
+    i32 = ctypes.c_int32
+    function = typed(library.functions.bitport_attention, [ctypes.POINTER(Attention), i32, i32], i32)
 
     def run(*args: Any) -> Tensor:
         call = AttentionArgs.of(*args)
@@ -107,7 +106,7 @@ def register(library: Library) -> None:
             values,
             q.data_ptr(),
             y.data_ptr(),
-            None if mask is None else mask.data_ptr(),
+            address(mask),
             (ctypes.c_int64 * 4)(*mask_steps(mask)),
             batch,
             heads,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bitport.backends.cpu.native import PATH, Library, table_of
+from bitport.backends.cpu.native import PATH, Library, table_of, typed
 from bitport.errors import KernelError
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES
@@ -31,29 +31,27 @@ KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 def register(library: Library) -> str | None:
     """Register the kernels; return None, or why they can only be called through ctypes."""
     text, i32, functions = ctypes.c_char_p, ctypes.c_int32, library.functions
-    functions.bitport_name_type.argtypes = [text, i32, i32, ctypes.POINTER(ctypes.c_float)]
-    functions.bitport_name_rounding.argtypes = [text, i32]
-    functions.bitport_name_activation.argtypes = [text, i32]
-    functions.bitport_take_calls.argtypes = [text, i32]
-    functions.bitport_register_torch.argtypes = [text]
-    functions.bitport_register_torch.restype = text
-    reason = functions.bitport_register_torch(bytes(TORCH))
+    name_type = typed(functions.bitport_name_type, [text, i32, i32, ctypes.POINTER(ctypes.c_float)], i32)
+    name_rounding = typed(functions.bitport_name_rounding, [text, i32], i32)
+    name_activation = typed(functions.bitport_name_activation, [text, i32], i32)
+    take_calls = typed(functions.bitport_take_calls, [text, i32], i32)
+    reason = typed(functions.bitport_register_torch, [text], text)(bytes(TORCH))
     if reason is not None:
         return str(reason.decode())
     functions.bitport_torch_isa(library.isa)
     for name, number in NUMBER_TYPES.items():
-        _agreed(functions.bitport_name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
+        _agreed(name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
     for name, act in ACTS.items():
-        _agreed(functions.bitport_name_rounding(name.encode(), act), name)
+        _agreed(name_rounding(name.encode(), act), name)
     for name, then in THEN.items():
-        _agreed(functions.bitport_name_activation(name.encode(), then), name)
+        _agreed(name_activation(name.encode(), then), name)
 
     direct = {op: _direct(op) for op in OPS}
 
     def follow() -> None:
         for op in OPS:
             on = select.first(op, "cpu") == "native"
-            _agreed(functions.bitport_take_calls(f"bitport::{op}".encode(), on), op)
+            _agreed(take_calls(f"bitport::{op}".encode(), on), op)
             if on:
                 select.DIRECT[op, "cpu", CpuTiles.name] = direct[op]
             else:

@@ -73,19 +73,19 @@ class Library:
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         tiles = ctypes.POINTER(Tiles)
         lib = self.functions = Functions(str(path))
-        self._error = _function(lib.bitport_error, [i32], ctypes.c_char_p)
-        self._has = _function(lib.bitport_has_isa, [i32], i32)
-        self._best = _function(lib.bitport_best_isa, [], i32)
-        self._linear = _function(
+        self._error = typed(lib.bitport_error, [i32], ctypes.c_char_p)
+        self._has = typed(lib.bitport_has_isa, [i32], i32)
+        self._best = typed(lib.bitport_best_isa, [], i32)
+        self._linear = typed(
             lib.bitport_dyn_linear,
             [tiles, pointer, i32, i64, i32, pointer, pointer, i32, pointer, pointer, i32, i32],
             i32,
         )
-        self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
-        self._distance = _function(lib.bitport_distance, [tiles, pointer, i32, pointer, i32], i32)
-        self._pack = _function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
-        self._crc32 = _function(lib.bitport_crc32, [pointer, i64, ctypes.c_uint32], ctypes.c_uint32)
-        self._unpack = _function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
+        self._rows = typed(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
+        self._distance = typed(lib.bitport_distance, [tiles, pointer, i32, pointer, i32], i32)
+        self._pack = typed(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
+        self._crc32 = typed(lib.bitport_crc32, [pointer, i64, ctypes.c_uint32], ctypes.c_uint32)
+        self._unpack = typed(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
         if isa and isa not in self.available:
             raise KernelError(f"BITPORT_CPU_ISA={isa}: this processor runs {', '.join(self.available)}")
@@ -141,10 +141,10 @@ class Library:
                 TYPES[x.dtype],
                 rows.shape[0],
                 ACTS[act],
-                None if act_scale is None else act_scale.data_ptr(),
-                None if bias is None else bias.data_ptr(),
+                address(act_scale),
+                address(bias),
                 THEN[then],
-                None if times is None else times.data_ptr(),
+                address(times),
                 y.data_ptr(),
                 torch.get_num_threads(),
                 self.isa,
@@ -219,21 +219,23 @@ def _is_real(part: Tensor) -> bool:
     return type(part) is Tensor and not watched
 
 
-def _function(function: Any, arguments: list[Any], result: Any) -> Any:
+def typed(function: Any, arguments: list[Any], result: Any) -> Any:
+    """Return a function of the library, told its types."""
     function.argtypes, function.restype = arguments, result
     return function
+
+
+def address(part: Tensor | None) -> int | None:
+    """Return the address of its data; None for None."""
+    return None if part is None else part.data_ptr()
 
 
 def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
     """Return the struct and the tensors that it points into."""
     kept = [None if part is None else part.contiguous() for part in weight[:4]]
     number = NUMBER_TYPES[weight.dtype]
-    data, scale, zero, scale2 = (None if part is None else part.data_ptr() for part in kept)
     tiles = Tiles(
-        data,
-        scale,
-        zero,
-        scale2,
+        *map(address, kept),
         ctypes.addressof(table_of(weight.dtype)),
         weight.n,
         weight.k,
@@ -263,7 +265,7 @@ def load() -> Library | str:
         library = Library(PATH, os.environ.get("BITPORT_CPU_ISA", ""))
     except OSError as error:
         return f"{PATH.name} does not load: {error}"
-    check_sources(_function(library.functions.bitport_sources, [], ctypes.c_char_p)().decode(), SOURCES)
+    check_sources(typed(library.functions.bitport_sources, [], ctypes.c_char_p)().decode(), SOURCES)
     return library
 
 

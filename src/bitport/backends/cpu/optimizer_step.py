@@ -11,7 +11,7 @@ from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 
 from bitport.backends.cpu.moment_tables import refuses_format, tables_of
-from bitport.backends.cpu.native import TYPES, Library
+from bitport.backends.cpu.native import TYPES, Library, typed
 from bitport.numerics import FLOATS
 from bitport.ops import Impl, register_kernel
 from bitport.ops.optimizer_step import STEP, Moment, Numbers, ParamStep
@@ -104,8 +104,8 @@ def _described(target: ParamStep, kept: list[Tensor]) -> Step:
 
 
 def register(library: Library) -> None:
-    call, i32 = library.functions.bitport_optimizer_step, ctypes.c_int32
-    call.argtypes, call.restype = [i32, ctypes.POINTER(Step), ctypes.c_int64, i32, i32], i32
+    i32 = ctypes.c_int32
+    call = typed(library.functions.bitport_optimizer_step, [i32, ctypes.POINTER(Step), ctypes.c_int64, i32, i32], i32)
 
     def run(rule: str, targets: list[ParamStep]) -> None:
         kept: list[Tensor] = []

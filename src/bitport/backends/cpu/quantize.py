@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from bitport.backends.cpu.native import TYPES, Library
+from bitport.backends.cpu.native import TYPES, Library, typed
 from bitport.layouts import large_pages
 from bitport.numerics import NUMBER_TYPES, Format, packed_size
 from bitport.numerics.codebooks import midpoints, zero_code
@@ -62,10 +62,9 @@ def _described(fmt: Format, n: int, k: int, dtype: torch.dtype) -> FormatOfWeigh
 
 
 def register(library: Library) -> None:
-    functions, pointer, i32, i64 = library.functions, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    call = functions.bitport_quantize
-    call.argtypes = [ctypes.POINTER(FormatOfWeight), pointer, i32, i64, i64, *[pointer] * 4, i32, i32]
-    call.restype = i32
+    pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    taken = [ctypes.POINTER(FormatOfWeight), pointer, i32, i64, i64, *[pointer] * 4, i32, i32]
+    call = typed(library.functions.bitport_quantize, taken, i32)
 
     @functools.cache
     def encodes(text: str, dtype: torch.dtype) -> bool:
