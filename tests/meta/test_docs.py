@@ -149,17 +149,13 @@ def test_recipes_that_are_shown_fit_models_with_a_tied_head_too(page: str, tied:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["a-head-of-its-own", "tied"])
 def test_recipes_for_embedding_and_head_do_what_is_said(tied: bool) -> None:
-    for recipe, head, embedding in zip(
-        recipes("docs/choosing.md"), ["int8", None if tied else "int8"], ["int8", None], strict=True
-    ):
+    alone = None if tied else "int8"
+    wanted = [(None, None, "int4"), (None, None, "int4"), ("int8", "int8", "int3"), (alone, None, "int3")]
+    for recipe, schemes in zip(recipes("docs/choosing.md"), wanted, strict=True):
         model = language_model(tied)
         bitport.quantize_(model, recipe, measure=False)
         weights = (model.lm_head.weight, model.model.embed_tokens.weight, model.model.layers[0].mlp.up_proj.weight)
-        assert [str(each.scheme) if isinstance(each, QTensor) else None for each in weights] == [
-            head,
-            embedding,
-            "int3",
-        ]
+        assert tuple(str(each.scheme) if isinstance(each, QTensor) else None for each in weights) == schemes
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["a-head-of-its-own", "tied"])
