@@ -354,6 +354,15 @@ def test_what_is_no_recipe_file(text: str) -> None:
         Recipe.from_json(text)
 
 
+@pytest.mark.parametrize("text", ['{"*": "int4"}', '[["*", "int4"]]', '{"version": 1, "rules": {"*": "int4"}}'])
+def test_the_form_that_python_takes_is_told_what_a_file_has(text: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_json(text)
+    given, example = str(caught.value).split(" is no recipe; one is ")
+    assert given == repr(text)
+    assert Recipe.from_json(example) == Recipe.of({"*": "int4"})
+
+
 @pytest.mark.parametrize("more", [{}, {"extends": "base.json"}])
 def test_a_newer_recipe_file_asks_for_a_newer_bitport(more: dict[str, str]) -> None:
     """Whatever else is unknown in it."""

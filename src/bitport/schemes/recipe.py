@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 from bitport.errors import RecipeError
@@ -23,6 +24,7 @@ from bitport.schemes.scheme import Scheme, checked
 from bitport.schemes.target import KINDS, Target, bare, by_storage
 
 VERSION = 1
+EXAMPLE = '{"version": 1, "rules": [{"match": "*", "scheme": "int4"}]}'
 DEFAULT_KINDS = ("linear", "experts", "attention")
 PLURALS = {
     "linear": "linear layers",
@@ -229,16 +231,15 @@ class Recipe:
         """The inverse of :meth:`to_json`; a rule's scheme may also be a preset name, for files written by hand."""
         data = parsed(text, "the recipe", RecipeError)
         try:
-            if not isinstance(data, dict) or "version" not in data:
-                raise RecipeError(f"a recipe file is an object with version {VERSION} and rules")
-            if data["version"] != VERSION or isinstance(data["version"], bool):
-                raise RecipeError(
-                    f"recipe version {data['version']!r}; this bitport reads version {VERSION}: upgrade bitport"
-                )
+            version = data.get("version") if isinstance(data, dict) else None
+            if version is not None and (version != VERSION or isinstance(version, bool)):
+                raise RecipeError(f"recipe version {version!r}; this bitport reads version {VERSION}: upgrade bitport")
+            if version is None or not isinstance(data.get("rules"), list):
+                raise RecipeError(f"{shorten(text, 60)!r} is no recipe; one is {EXAMPLE}")
             if unknown := set(data) - {"version", "rules"}:
                 raise RecipeError(f"recipe: unknown keys {sorted(unknown)}; known: rules, version")
             return cls(tuple(_rule_from(rule) for rule in data["rules"]))
-        except (KeyError, TypeError) as error:
+        except TypeError as error:
             raise RecipeError(f"not a recipe: {error!r}") from error
 
 
