@@ -86,7 +86,10 @@ def mixed(
     progress: bool | None = None,
 ) -> Recipe:
     """The recipe that keeps the model closest to what it is, within ``bits`` for each weight, scales and zero points
-    included, or ``nbytes`` for all, a number or a text such as "4GB".
+    included, or ``nbytes`` for all, a number or a text such as "4GB". Nothing is quantized yet:
+
+        recipe = mixed(model, bits=3.5, calibrate=batches, algorithm="gptq")
+        quantize_(model, recipe, calibrate=batches, algorithm="gptq")
 
     ``candidates``: each linear layer, attention projection and expert gets one of these schemes, unless one of
     ``rules`` fits it.

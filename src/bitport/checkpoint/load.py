@@ -41,6 +41,8 @@ def load(
     """Load the checkpoint in ``directory`` into ``model`` and return the model. Its parameters are replaced by new
     ones; float tensors have the dtype of the file.
 
+        model = load(lambda: Model(config), "model-int4", device="cuda")
+
     ``model``: a module, possibly on the meta device, or a function without arguments that builds one; the function is
     called with meta as the default device, so that its weights take no memory.
     ``device``: where every tensor goes; None: where the model has it, or to the CPU if it is on meta. A model whose
