@@ -245,7 +245,13 @@ def test_what_is_said_of_an_h100_is_what_was_recorded() -> None:
     assert [line for line in timed if line["candidate"] in ("int8", "fp8-row") and line["speedup"] > 1.02] == []
 
 
-OF_OTHERS = ("no file named model.safetensors", "Weights only load failed", "Couldn't swap Linear.weight", "KeyError")
+OF_OTHERS = (
+    "no file named model.safetensors",
+    "Can't find a checkpoint index",
+    "Weights only load failed",
+    "Couldn't swap Linear.weight",
+    "KeyError",
+)
 """Errors of PyTorch and transformers, in the first column of what to do about errors."""
 
 
