@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import importlib
+import os
 import sys
 import types
 
@@ -80,3 +81,29 @@ def test_kernels_are_forced_in_several_threads() -> None:
         assert all(pool.map(work, range(400)))
     assert torch.equal(layer(x), wanted)
     assert FORCED == {}
+
+
+FORKED = """
+import os, signal, sys, torch, bitport
+torch.set_num_threads(1)
+layer, x = torch.nn.Linear(1024, 1024), torch.randn(64, 1024)
+bitport.quantize_(layer, sys.argv[1])
+with torch.no_grad():
+    wanted = layer(x)
+    torch.set_num_threads(2)
+    layer(x)  # makes the threads that the new process lacks
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # ends a process that hangs
+        torch.set_num_threads(1)
+        os._exit(not torch.equal(layer(x), wanted))
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not copy processes")
+@pytest.mark.parametrize("scheme", ["int4", "int8-dyn"])
+def test_a_copied_process_computes_with_one_thread(scheme: str) -> None:
+    """As docs/troubleshooting.md says, for what hangs there otherwise, in PyTorch too."""
+    done = ended(FORKED, scheme)
+    assert (done.returncode, done.stderr) == (0, "")
