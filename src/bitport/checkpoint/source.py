@@ -78,9 +78,11 @@ class Source:
         found: dict[str, dict[str, FileTensor]] = {}
         for file in self._files():
             with SafetensorsReader(file) as reader:
-                for held in _held(reader):
-                    found.setdefault(held.name, {})[file.name] = held
+                for name, span in reader.tensors.items():
+                    found.setdefault(name, {})[file.name] = FileTensor(name, file, span.shape, span.dtype)
                 self.metadata |= reader.metadata
+        if lost := sorted(self.weight_map.keys() - found.keys()):
+            raise CheckpointError(f"{len(lost)} tensors of the index in {self.path} are in no file: {shortened(lost)}")
         self.tensors = {name: self._one(name, held) for name, held in found.items()}
         self.files = sorted({held.file for held in self.tensors.values()})
         if arrangement is not None:
@@ -201,15 +203,8 @@ class Source:
             if name not in there:
                 raise CheckpointError(f"{path} names {name[:200]!r}, which is not in {self.path}; fetch it")
             inside(self.path, name)
-        files = [self.path / name for name in names]
-        held: set[str] = set()
-        for file in files:
-            with SafetensorsReader(file) as reader:
-                held |= reader.tensors.keys()
-        if lost := sorted(set(weight_map) - held):
-            raise CheckpointError(f"{len(lost)} tensors of {path} are in no file: {shortened(lost)}")
         self.weight_map = weight_map
-        return files
+        return [self.path / name for name in names]
 
     def _one(self, name: str, held: dict[str, FileTensor]) -> FileTensor:
         """Select among the files that hold a tensor; ``held``: by file."""
@@ -265,11 +260,6 @@ def _arranged(tensors: dict[str, FileTensor], arrangement: Arrangement) -> dict[
         else:
             found[name] = tensors[name]
     return found
-
-
-def _held(reader: SafetensorsReader) -> list[FileTensor]:
-    """The tensors of a file in the order of their data."""
-    return [FileTensor(name, reader.path, span.shape, span.dtype) for name, span in reader.tensors.items()]
 
 
 def _about_pickles(paths: list[Path]) -> str:
