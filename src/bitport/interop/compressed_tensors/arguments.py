@@ -20,6 +20,7 @@ from bitport.errors import CheckpointError
 from bitport.interop.codec import named_scheme, same_numbers
 from bitport.interop.configuration import refuse_unknown, setting
 from bitport.numerics import ACTIVATIONS, Format
+from bitport.numerics.format import LONGEST_BLOCK
 from bitport.schemes import PRESETS, Scheme
 
 PACKED = "pack-quantized"
@@ -38,8 +39,6 @@ FLOATS = {8: "float8_e4m3", 6: "float6_e2m3", 4: "float4_e2m1"}
 SCALES = {"e8m0": "torch.uint8", "e4m3": "torch.float8_e4m3fn"}
 WHOLE = {(0, 0): "tensor", (1, 0): "channel"}
 """Blocks of whole rows."""
-LARGEST = 2**31 - 1
-"""The limit on block sizes."""
 
 CHOOSING = {"zp_dtype", "observer", "observer_kwargs"}
 ARGUMENTS = {
@@ -142,7 +141,7 @@ def _blocks(said: Mapping[str, Any], what: str) -> tuple[str, tuple[int, int]]:
     if strategy in whole:
         return strategy, whole[strategy]
     block = [1, size] if strategy in ("group", "tensor_group") else structure if strategy == "block" else None
-    if block is None or len(block) != 2 or not all(type(each) is int and 1 <= each <= LARGEST for each in block):
+    if block is None or len(block) != 2 or not all(type(each) is int and 1 <= each < LONGEST_BLOCK for each in block):
         raise CheckpointError(
             f"{what}: strategy={strategy!r} with group_size={size!r}, block_structure={structure!r}; tensor, channel, "
             f"token, group and tensor_group with a group_size, block with a block_structure [rows, columns] are read"
