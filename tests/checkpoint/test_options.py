@@ -50,8 +50,13 @@ def test_progress_is_shown_on_demand(
     assert ("quantizing" in capsys.readouterr().err) == progress
 
 
-def test_target_that_holds_the_source(source: Path) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_target_that_holds_the_source(linked: bool, source: Path) -> None:
     """Its directory would hold two models, which save() refuses too."""
+    if linked:  # as in the cache of the Hugging Face hub
+        (source.parent / "snapshot").mkdir()
+        source = (source.parent / "snapshot" / source.name).resolve()
+        source.symlink_to(source.parent.parent / source.name)
     with pytest.raises(ArgumentError, match="holds the source"):
         quantize_files(source, source.parent, "int8")
     assert [path.name for path in source.parent.iterdir()] == ["m.safetensors"]

@@ -241,9 +241,9 @@ def check_apart(source: Path, directory: Path) -> None:
     the source, or holds it: then it would hold two models."""
     if directory.exists() and not directory.is_dir():
         raise ArgumentError(f"{directory} is a file; give a directory")
-    here, there = source.resolve(), directory.resolve()
-    holds = there == here.parent and source.is_file()
-    if holds or there.is_relative_to(here):
+    there = directory.resolve()
+    holds = source.is_file() and there == source.parent.resolve()  # though the file may be a link to another directory
+    if holds or there.is_relative_to(source.resolve()):
         how = "holds" if holds else "lies in"
         raise ArgumentError(f"{directory} {how} the source {source}; choose another directory for the checkpoint")
 
