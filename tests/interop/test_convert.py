@@ -138,10 +138,13 @@ def _refuse(*_: Any) -> None:
 
 
 def test_where_it_may_write(ours: Path, theirs: Path, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "theirs").symlink_to(theirs)
     for source, target, to, overwrite, reason in (
         (ours, ours / "in", "gptq_v2", False, "lies in the other"),
         (ours, ours, "gptq_v2", True, "lies in the other"),
         (theirs, theirs.parent, "bitport", False, "lies in the other"),
+        (tmp_path / "links" / "theirs", tmp_path / "links", "bitport", False, "lies in the other"),
         (ours, theirs, "gptq_v2", False, "--overwrite replaces"),
         (theirs, ours, "bitport", False, "--overwrite replaces"),
         (ours, tmp_path / "f", "gptq_v2", True, "is a file"),

@@ -214,8 +214,9 @@ def _check_file(files: Readable, target: Path, overwrite: bool) -> None:
 def _check_target(source: Path, target: Path, to: str, overwrite: bool) -> None:
     if target.exists() and not target.is_dir():
         raise ArgumentError(f"{target} is a file; give a directory")
-    here, there = source.resolve(), target.resolve()
-    if there.is_relative_to(here) or here.is_relative_to(there):
+    there = target.resolve()
+    places = {source.resolve(), source.parent.resolve() / source.name}  # two, if it is a link
+    if any(there.is_relative_to(here) or here.is_relative_to(there) for here in places):
         raise ArgumentError(f"one of {target} and the source {source} lies in the other; choose another directory")
     if (target / FOLDER).exists():
         raise ArgumentError(
