@@ -260,6 +260,7 @@ def attention(call: AttentionArgs, config: Config) -> Tensor:
     tile = min(kept // widest, max(LEAST, next_power(sharing * rows)))
     tiles, step = cdiv(sharing * rows, tile), max(SUMMED if by_units else LEAST, held // widest)
     wanted = config.gemv["programs"] // (sequences * heads * tiles)
+    steps = mask_steps(mask)
     if mask is not None and mask.dtype == torch.bool:
         mask = mask.view(torch.int8)
     parts = [(each, *_splits(cdiv(each.tokens, step), wanted)) for each in stretches(call)]
@@ -271,7 +272,7 @@ def attention(call: AttentionArgs, config: Config) -> Tensor:
         (keys, of_keys), (values, of_values) = part.keys, part.values
         sizes = heads, sharing, rows, part.first, part.gap, part.tokens, per_split * step
         attend[(sequences * heads * tiles, splits)](
-            *(q, mask, mask_steps(mask), peaks[begin:], totals[begin:], sums[begin:], keys, values),
+            *(q, mask, steps, peaks[begin:], totals[begin:], sums[begin:], keys, values),
             *(*sizes, call.tokens - rows, call.scale),
             KEYS=of_keys,
             VALUES=of_values,
