@@ -12,7 +12,6 @@ from bitport import layouts
 from bitport.backends.xla.decode import native
 from bitport.backends.xla.k_major import NAME
 from bitport.backends.xla.move import op_arrays, to_tensor
-from bitport.numerics import Quantized
 from bitport.ops import Op, Sample, Weight
 
 CPU = torch.device("cpu")
@@ -33,10 +32,8 @@ def samples_of(op: Op, dtype: torch.dtype) -> Iterator[tuple[Sample, tuple[Any, 
         yield sample, op_arrays(op, sample.args)
         if at is not None and not sample.name.endswith(("-vector", "-row", "-batch", "-empty", "-scalar", "-rest")):
             weight = Weight(*sample.args[at : at + 10])
-            parts = Quantized(*weight[:4])
-            if layouts.layout(NAME).refuses(weight.matrix, parts) is None:
-                packed = layouts.repack(weight.matrix, parts, "plain", NAME)
-                args = (*sample.args[:at], *packed, *weight[4:9], NAME, *sample.args[at + 10 :])
+            if layouts.layout(NAME).refuses(weight.matrix, weight.parts) is None:
+                args = (*sample.args[:at], *weight.to_layout(NAME), *sample.args[at + 10 :])
                 given = op_arrays(op, args)
                 yield sample, given
                 if weight.dtype == "int4":
