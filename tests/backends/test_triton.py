@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from bench.gpu.pieces import KERNELS
 from bitport.backends import triton
 from bitport.backends.triton.operand import words
 from bitport.ops import IMPLS
+from tests.scripts import printed
 from tests.turns import EVERY, slow
 
 DEVICE = torch.accelerator.current_accelerator(check_available=True)
@@ -79,6 +78,7 @@ def test_without_a_device_it_says_so_and_registers_nothing() -> None:
     assert not [impl.name for impls in IMPLS.values() for impl in impls if impl.name.startswith("triton")]
 
 
+@needs_triton
 def test_without_a_compiler_it_names_some(monkeypatch: pytest.MonkeyPatch) -> None:
     from bitport.backends.triton import probe
 
@@ -101,10 +101,6 @@ print(MISSING, probe.fault.cache_info().currsize, [kernel.name for kernel in bp.
 asks whether Triton compiles for it."""
 
 
-def prints(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout
-
-
 @needs_triton
 @pytest.mark.skipif(DEVICE is not None, reason="there is a device here, and it is used by the next test")
 def test_work_on_the_cpu_does_not_ask_what_a_gpu_can() -> None:
@@ -114,7 +110,7 @@ device = "cuda"
 torch.accelerator.current_accelerator = lambda check_available=False: None if check_available else torch.device(device)
 torch.accelerator.device_count = lambda: 1
 """
-    assert prints(seen + ON_THE_CPU) == "None 0 ['triton_rows']\n"
+    assert printed(seen + ON_THE_CPU) == "None 0 ['triton_rows']\n"
 
 
 @needs_triton
@@ -130,11 +126,11 @@ else:
     print(torch.ones(1, device=device).item(), flush=True)
 """
     begin = f"import torch\ndevice = '{DEVICE.type}'\n"
-    assert prints(begin + ON_THE_CPU + "print(end='', flush=True)" + forked) == "None 0 ['triton_rows']\n1.0\n"
+    assert printed(begin + ON_THE_CPU + "print(end='', flush=True)" + forked) == "None 0 ['triton_rows']\n1.0\n"
 
 
 def test_without_triton_it_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(triton, "DEVICE", torch.device("cuda"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "bitport[triton]" in str(triton.missing())
 

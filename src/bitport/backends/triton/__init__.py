@@ -18,9 +18,12 @@ def device() -> torch.device | None:
     return here if here is not None and here.type in DEVICES and torch.accelerator.device_count() else None
 
 
+DEVICE = device()
+
+
 def missing() -> str | None:
     """Return why the kernels are not available here, or None."""
-    if device() is None:
+    if DEVICE is None:
         return f"no device of type {' or '.join(DEVICES)} here"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install 'bitport[triton]' (for XPU it comes with PyTorch's own build)"
@@ -29,10 +32,11 @@ def missing() -> str | None:
     return probe.missing()
 
 
-if (MISSING := missing()) is None and (here := device()) is not None:
+MISSING = missing()
+if DEVICE is not None and MISSING is None:
     from bitport.backends.triton import kernels, probe
 
-    kernels.register(here.type, probe.fault)
+    kernels.register(DEVICE.type, probe.fault)
 
 
 def unusable() -> str | None:
