@@ -1,5 +1,6 @@
 """The exceptions bitport raises. Each message says what was given, what is allowed, and what to do."""
 
+import errno
 from collections.abc import Iterable
 
 __all__ = [
@@ -30,6 +31,11 @@ LONGEST = 1500
 def cut(text: str) -> str:
     """``text`` up to LONGEST characters."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a file that could not be written."""
+    return "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
 
 
 class BitportError(Exception):

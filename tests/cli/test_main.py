@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ import bitport
 from bitport.cli import main as cli
 from bitport.errors import CheckpointError
 
+from ..scripts import ended
 from .conftest import Run
 
 VERBS = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
@@ -133,6 +135,30 @@ def test_a_full_disk_is_one_message(run: Run, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("bitport.cli.inspect.examine", full)
     ran = run("inspect", tmp_path)
     assert (ran.code, ran.err) == (1, "bitport: error: [Errno 28] No space left on device\n")
+
+
+WARNS = """
+import sys, warnings
+from bitport.cli import inspect, main
+
+def examine(path):
+    warnings.warn("of others")
+    raise OSError
+
+inspect.examine = examine
+main.main(["quantize", sys.argv[1], "--scheme", "int4", "--dry-run"])
+main.main(["inspect", sys.argv[1]])
+"""
+
+
+def test_a_warning_is_one_message(llama: Path, tmp_path: Path) -> None:
+    """Without the place in the source that it comes from, which others' warnings keep."""
+    model = shutil.copytree(llama, tmp_path / "model")
+    (model / "unfinished").mkdir()
+    errors = ended(WARNS, model).stderr
+    assert f"\nbitport: warning: {model / 'unfinished'} is not carried over: bitport keeps" in f"\n{errors}"
+    assert "side_files.py" not in errors
+    assert re.search(r"^<string>:\d+: UserWarning: of others$", errors, re.MULTILINE)
 
 
 def test_as_a_module_with_a_reader_that_leaves() -> None:

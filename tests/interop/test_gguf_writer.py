@@ -4,6 +4,7 @@ bitport reads the same model back."""
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fnmatch
 import json
 from pathlib import Path
@@ -328,7 +329,7 @@ def test_what_fails_leaves_nothing(llama: Path, tmp_path: Path, monkeypatch: pyt
     assert list(target.parent.iterdir()) == []
 
     def full(*_: Any) -> None:
-        raise OSError("no space")
+        raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(Output, "publish", full)
     with pytest.raises(CheckpointError, match="no space; free some space"):

@@ -39,7 +39,12 @@ PROCESS_WIDE_METHODS = {"addHandler", "setLevel"}
 PROCESS_WIDE_ROOTS = ("torch.", "os.environ", "sys.path", "sys.modules", "warnings.", "logging.")
 """Assigning to anything below these changes every user of the process (torch._inductor.config, torch.backends, ...)."""
 
-FORKS = ("torch.random.fork_rng", "random_apart")
+RESTORED = {
+    "torch.random.fork_rng": "torch.manual_seed",
+    "random_apart": "torch.manual_seed",
+    "warnings.catch_warnings": "warnings.",
+}
+"""What may change inside ``with`` such a call, since that restores it."""
 VENDORS = ("cuda", "xpu", "mps", "mtia", "hpu", "npu")
 DESERIALIZERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
@@ -55,27 +60,37 @@ def swallowed_errors(path: str, tree: ast.Module) -> Iterator[ast.AST]:
                 yield node
 
 
-def is_fork(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and dotted(node.func) in FORKS
+def restored(node: ast.With) -> tuple[str, ...]:
+    calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+    return tuple(RESTORED[name] for name in map(dotted, (call.func for call in calls)) if name in RESTORED)
 
 
 def process_wide_changes(path: str, tree: ast.Module) -> Iterator[ast.AST]:
-    """Find process-wide changes. A seed may be set inside ``with torch.random.fork_rng()``, or a function that uses it,
-    since that restores the state."""
-    withs = (node for node in ast.walk(tree) if isinstance(node, ast.With))
-    forks = (node for node in withs if any(is_fork(item.context_expr) for item in node.items))
-    undone = {id(node) for fork in forks for node in ast.walk(fork)}
+    """Find process-wide changes that nothing undoes."""
+    undone = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.With)
+        for node in ast.walk(block)
+        if any(name.startswith(restored(block)) for name in changed(node))
+    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = dotted(node.func)
-            banned = name in PROCESS_WIDE_CALLS or name.rpartition(".")[2] in PROCESS_WIDE_METHODS
-            if banned and id(node) not in undone:
-                yield node
-        targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
-        targets = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else targets
-        for target in targets:
-            if dotted(target.value if isinstance(target, ast.Subscript) else target).startswith(PROCESS_WIDE_ROOTS):
-                yield node
+        if id(node) not in undone and any(changed(node)):
+            yield node
+
+
+def changed(node: ast.AST) -> Iterator[str]:
+    """What the node changes in the whole process."""
+    if isinstance(node, ast.Call):
+        name = dotted(node.func)
+        if name in PROCESS_WIDE_CALLS or name.rpartition(".")[2] in PROCESS_WIDE_METHODS:
+            yield name
+    targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
+    targets = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else targets
+    for target in targets:
+        name = dotted(target.value if isinstance(target, ast.Subscript) else target)
+        if name.startswith(PROCESS_WIDE_ROOTS):
+            yield name
 
 
 def executed_data(path: str, tree: ast.Module) -> Iterator[ast.AST]:
@@ -117,6 +132,8 @@ BANS: dict[Finder, tuple[str, ...]] = {
         "os.environ['X'] = '1'",
         "log.addHandler(handler)",
         "torch.manual_seed(0)",
+        "warnings.showwarning = show",
+        "with torch.random.fork_rng():\n  torch.set_num_threads(1)",
     ),
     executed_data: (
         "import pickle",
@@ -131,7 +148,12 @@ BANS: dict[Finder, tuple[str, ...]] = {
 
 ALLOWED: dict[Finder, tuple[str, ...]] = {
     swallowed_errors: ("try: f()\nexcept ValueError: pass", "try: f()\nexcept BaseException:\n  undo()\n  raise"),
-    process_wide_changes: ("with torch.random.fork_rng():\n  torch.manual_seed(0)", "self.torch.x = 1", "config = 1"),
+    process_wide_changes: (
+        "with torch.random.fork_rng():\n  torch.manual_seed(0)",
+        "with warnings.catch_warnings():\n  warnings.showwarning = show",
+        "self.torch.x = 1",
+        "config = 1",
+    ),
     executed_data: ("model.eval()", "torch.load(f, weights_only=True)"),
     vendors: ("torch.accelerator.is_available()", "tensor.cuda"),
 }

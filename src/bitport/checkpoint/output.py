@@ -33,7 +33,7 @@ from bitport.checkpoint.manifest import FOLDER, NAME, Manifest
 from bitport.checkpoint.parse import parse_manifest, read_manifest
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import Writer, move, sync_directory, write_new
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, remedy
 from bitport.report import LayerReport
 from bitport.report.versions import library_version
 from bitport.schemes import Plan
@@ -219,7 +219,7 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be written: {error}. What finished steps wrote is kept: free some space, then resume"
+            f"{folder} cannot be written: {error}. What finished steps wrote is kept: {remedy(error)}, then resume"
         ) from error
 
 

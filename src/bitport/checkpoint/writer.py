@@ -26,7 +26,7 @@ from bitport.checkpoint.dtypes import WEIGHT_DTYPES, name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest, part_key
 from bitport.checkpoint.safetensors_reader import unfit
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, remedy
 from bitport.report.versions import library_version
 from bitport.tensor import QTensor
 from bitport.tensor.parts import rows_and_columns
@@ -181,7 +181,7 @@ class Writer:
             self.abandon()
             there = "The new one is complete" if self._committed() else "What was there before is untouched"
             raise CheckpointError(
-                f"writing the checkpoint {self.directory} failed: {error}. {there}; free some space or choose another "
+                f"writing the checkpoint {self.directory} failed: {error}. {there}; {remedy(error)} or choose another "
                 "directory, and save again"
             ) from error
 

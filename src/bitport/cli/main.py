@@ -11,7 +11,10 @@ import io
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
 
 from bitport.cli import bench, compare, convert, doctor, evaluate, explain, export, generate, inspect, quantize, tune
 from bitport.cli.common import Parser, UsageError, drop_output, printable
@@ -35,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.command = shlex.join(["bitport", *(sys.argv[1:] if argv is None else argv)])
     _print_anything()
     try:
-        code: int = args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code: int = args.run(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output, such as head, closed the pipe
@@ -49,6 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bitport: interrupted", file=sys.stderr)
         return 130
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Those of bitport as its errors are shown, without a line of its source."""
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        text = printable(f"bitport: warning: {message}\n")
+    else:
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+    print(text, end="", file=file or sys.stderr)
 
 
 def _print_anything() -> None:

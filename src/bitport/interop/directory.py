@@ -21,7 +21,7 @@ from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_byte
 from bitport.checkpoint.side_files import COMPONENT
 from bitport.checkpoint.source import INDEX, INDEXES
 from bitport.checkpoint.writer import move, write_new
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, remedy
 
 SHARD = re.compile(r"(diffusion_pytorch_)?model(-\d{5,}-of-\d{5,})?\.safetensors")
 METADATA = {"format": "pt"}
@@ -57,7 +57,7 @@ class Directory:
         shutil.rmtree(self.folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise CheckpointError(
-                f"writing {self.directory} failed: {error}; free some space or choose another directory"
+                f"writing {self.directory} failed: {error}; {remedy(error)} or choose another directory"
             ) from error
 
     def add(self, name: str, tensor: Tensor) -> None:

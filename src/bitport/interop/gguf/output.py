@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from bitport.checkpoint.writer import sync_directory
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, remedy
 from bitport.interop.gguf.header import ALIGNMENT, ARRAY, NUMBERS, REAL, SIGNED, TEXT, TRUTH, TYPES, WHOLE, nbytes_of
 
 VERSION = 3
@@ -64,7 +64,7 @@ class Output:
         self.unfinished.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise CheckpointError(
-                f"writing {self.path} failed: {error}; free some space or choose another directory"
+                f"writing {self.path} failed: {error}; {remedy(error)} or choose another directory"
             ) from error
 
     def add(self, name: str, kind: str, shape: tuple[int, ...], data: Tensor, part: int = 0) -> None:
