@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import UserDict
 from typing import Any
 
@@ -45,6 +46,15 @@ def test_texts_and_lists_of_numbers_are_no_batches(batch: Any) -> None:
     with pytest.raises(ArgumentError, match=r"a tuple or dict of the model's arguments, not .*: make one of a text by"):
         batches_of(Sum(), [torch.ones(2), batch])
     assert batches_of(Sum(), [(torch.ones(2), 1.0)])
+
+
+def test_padding_is_told() -> None:
+    ids, mask = torch.ones(2, 3), torch.tensor([[1, 1, 1], [0, 1, 1]])
+    with pytest.warns(UserWarning, match=r"padding \(attention_mask is 0 there\), which counts as any other input"):
+        batches_of(Sum(), [{"a": ids, "attention_mask": mask}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches_of(Sum(), [{"a": ids, "attention_mask": torch.ones_like(mask)}, (ids, mask)])
 
 
 def test_one_thing_twice_stays_one_thing() -> None:

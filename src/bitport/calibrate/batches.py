@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from textwrap import shorten
@@ -125,6 +126,13 @@ def _batch(batch: Any) -> Any:
             f"a batch is a tensor, or a tuple or dict of the model's arguments, not {shorten(repr(batch), 60)}: make "
             "one of a text by tokenizer(text, return_tensors='pt'). A model of other inputs takes a function: "
             "calibrate=lambda model: .."
+        )
+    mask = found.get("attention_mask") if isinstance(found, dict) else None
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
+        warnings.warn(
+            "calibration batches hold padding (attention_mask is 0 there), which counts as any other input: give "
+            "sequences of different lengths as separate batches",
+            stacklevel=2,
         )
     return found
 
