@@ -34,6 +34,9 @@ SIZES: dict[str, Any] = {
 }
 NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"} | {
     "glm4_moe": "glm4moe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
     "lfm2_moe": "lfm2moe",
     "minimax_m2": "minimax-m2",
     "gemma4_text": "gemma4",
@@ -205,6 +208,9 @@ def write(
         heads = heads_of(config).get(stem.split(".")[-1])
         if name in LLAMAS and heads:
             value.copy_(restored(add(target, permuted(value, heads)), heads))
+        elif stem.endswith("kv_b_proj") and (changes or {}).get("deepseek2.attention.key_length_mla", ...):
+            made = [add(each, part.contiguous()) for each, part in keys_and_values(target, value, config).items()]
+            value.copy_(torch.cat([made[0].mT, made[1]], 1).flatten(0, 1))
         elif ".linear_attn." in key:
             _linear(key, value, config, add)
         elif (name.startswith("qwen35") or norms_less_one(config)) and key.endswith("norm.weight"):
@@ -267,6 +273,14 @@ def of_linear(key: str, value: Tensor, config: Any) -> tuple[str, Tensor]:
         order = [*range(start), *(start + head * width + at for head in heads for at in range(width))]
         value = value.index_select(axis, torch.tensor(order))
     return f"blk.{block}.{LINEAR[last]}", value.contiguous()
+
+
+def keys_and_values(name: str, matrix: Tensor, config: Any) -> dict[str, Tensor]:
+    """Split kv_b_proj, ``name`` in a file, like llama.cpp's converter."""
+    sizes = [config.qk_nope_head_dim, config.v_head_dim]
+    heads = matrix.reshape(config.num_attention_heads, sum(sizes), -1)
+    keys, values = heads.split(sizes, 1)
+    return {name.replace("kv_b", "k_b"): keys.transpose(1, 2), name.replace("kv_b", "v_b"): values}
 
 
 def _linear(key: str, value: Tensor, config: Any, add: Any) -> None:
@@ -339,6 +353,23 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         found["expert_weights_scale"] = (config.routed_scaling_factor, real)
     if name in ("glm4moe", "lfm2moe", "minimax-m2"):
         found["expert_gating_func"] = (2, whole)
+    if name == "deepseek2":
+        rank, turned = config.kv_lora_rank, config.qk_rope_head_dim
+        third = config.model_type != "deepseek_v2"
+        found |= {
+            "attention.head_count_kv": (1, whole),
+            "attention.kv_lora_rank": (rank, whole),
+            "attention.key_length": (rank + turned, whole),
+            "attention.value_length": (rank, whole),
+            "attention.key_length_mla": (config.qk_nope_head_dim + turned, whole),
+            "attention.value_length_mla": (config.v_head_dim, whole),
+            "expert_weights_norm": (config.norm_topk_prob and third, types.BOOL),
+            "expert_weights_scale": (config.routed_scaling_factor, real),
+            "expert_gating_func": (2 if third else 1, whole),
+            "vocab_size": (config.vocab_size, whole),
+        }
+        if config.q_lora_rank:
+            found["attention.q_lora_rank"] = (config.q_lora_rank, whole)
     if name.startswith("lfm2"):
         heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
         found["attention.head_count_kv"] = (heads, array)
@@ -391,8 +422,8 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
     if hasattr(config, "num_experts_per_tok"):
         found["expert_count"] = (getattr(config, "num_experts", None) or config.n_routed_experts, whole)
         found["expert_used_count"] = (config.num_experts_per_tok, whole)
-    if "moe" in name or name in ("gpt-oss", "minimax-m2"):
-        size = config.moe_intermediate_size if "moe" in name else config.intermediate_size
+    if "moe" in name or name in ("gpt-oss", "minimax-m2", "deepseek2"):
+        size = config.intermediate_size if name in ("gpt-oss", "minimax-m2") else config.moe_intermediate_size
         found["expert_feed_forward_length"] = (size, whole)
     if name in ("qwen2moe", "qwen35moe"):
         found["expert_shared_feed_forward_length"] = (config.shared_expert_intermediate_size, whole)
@@ -404,7 +435,8 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
             ("llama_4_scaling_beta", "attention.temperature_scale"),
         ):
             if key in rope:
-                found[setting] = (rope[key], real)
+                tenth = name == "deepseek2" and key == "mscale_all_dim"
+                found[setting] = (rope[key] * (0.1 if tenth else 1), real)
         found["rope.scaling.original_context_length"] = (rope["original_max_position_embeddings"], whole)
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokens = [*letters, "ab", "abc", *(f"<|{at}|>" for at in range(258, config.vocab_size))]

@@ -34,6 +34,9 @@ KINDS = {
     r"token_embd.*": "Q6_K",
     r"output\..*": "Q2_K",
     r".*_exps\..*": "Q4_0",
+    r".*attn_kv_b\..*": "Q5_0",
+    r".*attn_k_b\..*": "Q8_0",
+    r".*attn_v_b\..*": "Q4_0",
     r".*attn_q\..*": "Q4_K",
     r".*attn_k\..*": "Q8_0",
     r".*attn_v\..*": "Q5_K",
@@ -81,6 +84,16 @@ GLM4_MOE: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "mo
     **{"n_shared_experts": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3, "routed_scaling_factor": 1.5},
     **{"head_dim": 32, "attention_bias": True},
 }
+DEEPSEEK: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64} | {
+    **{"n_shared_experts": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3, "routed_scaling_factor": 1.5},
+    **{"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 64},
+    **{"num_key_value_heads": 4, "rms_norm_eps": 1e-6, "n_group": 1, "topk_group": 1},
+}
+DEEPSEEK_2: dict[str, Any] = {**DEEPSEEK, "q_lora_rank": 96} | {
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+    | {"original_max_position_embeddings": 16}
+}
+DEEPSEEK_3: dict[str, Any] = {**DEEPSEEK, "q_lora_rank": 96, "norm_topk_prob": True}
 KINDS_OF_LAYERS = {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_hidden_layers": 4}
 LFM2: dict[str, Any] = {**KINDS_OF_LAYERS, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5}
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64} | {
@@ -112,6 +125,9 @@ MORE = {
     "glm4": ("Glm4Config", GLM4),
     "glm4moe": ("Glm4MoeConfig", GLM4_MOE),
     "glm4moe-groups": ("Glm4MoeConfig", {**GLM4_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": True}),
+    "deepseek2": ("DeepseekV2Config", DEEPSEEK_2),
+    "deepseek3": ("DeepseekV3Config", DEEPSEEK_3),
+    "deepseek3-groups": ("DeepseekV3Config", {**DEEPSEEK_3, "n_group": 4, "topk_group": 2}),
     "gemma4": ("Gemma4TextConfig", GEMMA4),
     "gemma4-values": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES}),
     "gemma4-experts": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES, **BESIDE_MLP}),

@@ -191,6 +191,9 @@ def test_experts_of_gpt_oss_are_transposed(tmp_path: Path) -> None:
         ("glm4moe", "model.layers.1.mlp.shared_experts.down_proj.weight"),
         ("glm4moe-groups", "model.layers.1.self_attn.q_norm.weight"),
         ("glm4moe-groups", "model.layers.0.self_attn.k_norm.weight"),
+        ("deepseek2", "model.layers.1.self_attn.kv_b_proj.weight"),
+        ("deepseek3", "model.layers.2.self_attn.q_a_layernorm.weight"),
+        ("deepseek3", "model.layers.2.mlp.gate.e_score_correction_bias"),
         ("gemma4", "model.layers.1.layer_scalar"),
         ("gemma4", "model.layers.1.self_attn.v_proj.weight"),
         ("gemma4", "model.layers.3.per_layer_projection.weight"),
@@ -206,7 +209,7 @@ def test_experts_of_gpt_oss_are_transposed(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_path: Path) -> None:
-    written(config_of(name), tmp_path, {"*q_proj": "int8", "*": "skip"})
+    written(config_of(name), tmp_path, {"*q_*proj": "int8", "*": "skip"})
     files = Own(tmp_path / "q")
     names = [each for each in files.names() if each != lost]
     assert len(names) < len(files.names())
@@ -227,6 +230,9 @@ def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_pa
         ("glm4moe", "model.layers.0.mlp.experts.gate_up_proj"),
         ("glm4moe", "model.layers.1.mlp.gate_proj.weight"),
         ("glm4moe", "model.layers.1.mlp.experts.0.gate.weight"),
+        ("deepseek2", "model.layers.1.self_attn.q_proj.weight"),
+        ("deepseek2", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("deepseek3", "model.layers.1.self_attn.kv_b_proj.bias"),
         ("lfm2", "model.layers.4.ffn_norm.weight"),
         ("gemma4-values", "model.layers.1.self_attn.v_proj.weight"),
         ("gemma4-values", "model.layers.1.router.scale"),
@@ -241,7 +247,7 @@ def test_a_model_that_lacks_what_llama_cpp_asks_for(name: str, lost: str, tmp_pa
     ],
 )
 def test_what_files_have_no_place_for(name: str, more: str, tmp_path: Path) -> None:
-    written(config_of(name), tmp_path, {"*q_proj": "int8", "*": "skip"})
+    written(config_of(name), tmp_path, {"*q_*proj": "int8", "*": "skip"})
     files = Own(tmp_path / "q")
     with pytest.raises(ArgumentError, match=f"no place for {more}"):
         Writer([*files.names(), more], files.tied, dict(files.others({})))
@@ -288,6 +294,9 @@ def test_experts_of_mixtral_by_their_names_of_today(tmp_path: Path) -> None:
         ("mixtral", "blk.0.ffn_gate_inp.weight"),
         ("qwen2moe", "blk.1.ffn_gate_shexp.weight"),
         ("gemma4", "blk.0.post_norm.weight"),
+        ("deepseek2", "blk.1.attn_v_b.weight"),
+        ("deepseek2", "blk.1.attn_kv_a_norm.weight"),
+        ("deepseek3", "blk.0.attn_q_b.weight"),
         ("lfm2", "token_embd_norm.weight"),
         ("glm4", "token_embd.weight"),
     ],

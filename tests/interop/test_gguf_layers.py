@@ -27,6 +27,7 @@ types = gguf.GGUFValueType
 RECIPE = {"*q_proj": "int8", "*": "skip"}
 CORRECTION = {
     "glm4moe": "model.layers.2.mlp.gate.e_score_correction_bias",
+    "deepseek3": "model.layers.2.mlp.gate.e_score_correction_bias",
     "lfm2moe": "model.layers.2.feed_forward.expert_bias",
 }
 
@@ -210,7 +211,7 @@ def test_the_correction_of_scores_stays_in_float32(name: str, tmp_path: Path) ->
         for key, value in model.state_dict().items():
             if not key.endswith("_bias"):
                 value.copy_(value.bfloat16())
-    write(tmp_path / "m.gguf", model, {r".*attn_q\..*": "Q8_0"})
+    write(tmp_path / "m.gguf", model, {r".*attn_(q|q_a)\..*": "Q8_0"})
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     tensors = dict(Own(tmp_path / "out").items())
     found, wanted = tensors[CORRECTION[name]], model.state_dict()[CORRECTION[name]]

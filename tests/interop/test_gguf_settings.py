@@ -20,6 +20,10 @@ BIASED = dict.fromkeys(
 )
 
 
+WITHOUT = {key: value for key, value in PUBLISHED["DeepSeek V2 Lite"]["rope_scaling"].items() if "mscale" not in key}
+LESS = {**WITHOUT, "mscale": 1.0, "mscale_all_dim": 0.707}
+
+
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_published_models(model: str) -> None:
     config = PUBLISHED[model]
@@ -47,6 +51,15 @@ def test_what_follows_from_the_sizes() -> None:
     assert lfm2["lfm2.feed_forward_length"] == 8192
     assert lfm2["lfm2.attention.head_count_kv"] == [0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0]
     assert settings_of(PUBLISHED["Gemma 3 1B"], NONE).settings["gemma3.rope.freq_base_swa"] == 10000.0
+    deepseek = settings_of(PUBLISHED["DeepSeek V3"], NONE).settings
+    sizes = {"key_length": 576, "value_length": 512, "key_length_mla": 192, "value_length_mla": 128, "head_count_kv": 1}
+    assert {key: deepseek[f"deepseek2.attention.{key}"] for key in sizes} == sizes
+    assert deepseek["deepseek2.rope.dimension_count"] == 64
+    assert deepseek["deepseek2.expert_gating_func"] == 2
+    assert deepseek["deepseek2.rope.scaling.yarn_log_multiplier"] == pytest.approx(0.1, rel=2**-24)
+    lite = settings_of(PUBLISHED["DeepSeek V2 Lite"], NONE).settings
+    assert lite["deepseek2.rope.scaling.yarn_log_multiplier"] == pytest.approx(0.0707, rel=2**-24)
+    assert "deepseek2.attention.q_lora_rank" not in lite
 
 
 @pytest.mark.parametrize(
@@ -60,6 +73,10 @@ def test_what_follows_from_the_sizes() -> None:
         ("ERNIE 4.5 0.3B", {"rope_theta": None}),
         ("GLM 4.5 Air", {"partial_rotary_factor": None, "n_group": None, "norm_topk_prob": None, "use_qk_norm": None}),
         ("MiniMax M2", {"rope_theta": None}),
+        ("DeepSeek V2 Lite", {"n_group": None, "topk_method": None, "norm_topk_prob": None, "scoring_func": None}),
+        ("DeepSeek V3", {"n_group": None, "topk_group": None, "first_k_dense_replace": None}),
+        ("DeepSeek V3", {"routed_scaling_factor": None, "scoring_func": None, "topk_method": None}),
+        ("DeepSeek V3", {"head_dim": 64, "qk_head_dim": 192, "rope_interleave": True, "num_mtp_layers": 1}),
         ("Gemma 4 31B", {"layer_types": None, "rope_parameters": None, "global_head_dim": None}),
         ("Gemma 4 31B", {"vocab_size_per_layer_input": 0, "use_double_wide_mlp": True}),
         ("Gemma 4 E2B", {"num_global_key_value_heads": 4, "vocab_size_per_layer_input": None}),
@@ -129,6 +146,16 @@ def test_granite_without_its_scales() -> None:
         ("GLM 4.5 Air", {"use_qk_norm": True}, r"use_qk_norm = True \(it would be False\)"),
         ("GLM 4.5 Air", {"attention_bias": None}, r"attention_bias = False \(it would be True\)"),
         ("GLM 4.5 Air", {"routed_scaling_factor": 0.0}, "expert_weights_scale is 0.0"),
+        ("DeepSeek V2 Lite", {"norm_topk_prob": True}, "expert_weights_norm is True"),
+        ("DeepSeek V2 Lite", {"scoring_func": "sigmoid"}, r"scoring_func = 'sigmoid' \(it would be 'softmax'\)"),
+        ("DeepSeek V2 Lite", {"topk_method": "group_limited_greedy"}, r"\(it would be 'greedy'\)"),
+        ("DeepSeek V2 Lite", {"rope_scaling": LESS}, r"rope_parameters = .*'mscale': 1.0"),
+        ("DeepSeek V2 Lite", {"rope_scaling": WITHOUT}, r"\(it would be .*'attention_factor': 1.0"),
+        ("DeepSeek V3", {"rope_interleave": False}, "rope_interleave = False"),
+        ("DeepSeek V3", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+        ("DeepSeek V3", {"qk_rope_head_dim": None}, "qk_rope_head_dim None"),
+        ("DeepSeek V3", {"kv_lora_rank": 0}, "kv_lora_rank 0"),
+        ("DeepSeek V3", {"num_key_value_heads": 64}, r"num_key_value_heads = 64 \(it would be 128\)"),
         ("MiniMax M2", {"attn_type_list": [1] * 61 + [0]}, "attn_type_list"),
         ("Gemma 4 31B", {"enable_moe_block": True}, r"enable_moe_block = True \(it would be False\)"),
         ("Gemma 4 31B", {"final_logit_softcapping": None}, r"no final_logit_softcapping \(it would be 30.0\)"),

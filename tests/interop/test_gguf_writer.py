@@ -26,7 +26,17 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .files import edited
-from .gguf_files import NAMES, experts, gguf, in_file, model_of, name_in_file, of_linear, settings
+from .gguf_files import (
+    NAMES,
+    experts,
+    gguf,
+    in_file,
+    keys_and_values,
+    model_of,
+    name_in_file,
+    of_linear,
+    settings,
+)
 from .test_gguf import (
     EXPERTS,
     GEMMA,
@@ -56,6 +66,7 @@ RECIPE = {
     "*layers.0*down_proj": "int8",
     "*w2": "int8",
     "*in_proj": "int4-g32-sym",
+    "*kv_a_proj_with_mqa": "int8",
     "*": "skip",
 }
 LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "factor": 8.0} | {
@@ -147,7 +158,12 @@ def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
             target, value = of_linear(name, value, config)
             assert_equal(found, target, -value.double().exp().float() if name.endswith("A_log") else value)
             continue
-        assert_equal(found, name_in_file(name, names), in_file(name, value, config))
+        target = name_in_file(name, names)
+        if stem.endswith("kv_b_proj"):
+            for each, part in keys_and_values(target, value, config).items():
+                assert_equal(found, each, part)
+            continue
+        assert_equal(found, target, in_file(name, value, config))
     for name, each in stacked.items():
         assert_equal(found, name, torch.stack(each))
     assert {name for name in found if not name.startswith("rope_f")} == set()

@@ -158,6 +158,29 @@ def test_llama_cpp_rounds_the_limits_of_yarn(llama_cpp: Any, tmp_path: Path) -> 
     assert float((found - others).abs().max()) > 1e-2 * float(others.abs().max())
 
 
+LITE_LAYERS = 26
+"""llama.cpp tells models that compute queries as usual by their number of layers."""
+
+
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek3"])
+def test_llama_cpp_computes_queries_as_usual(name: str, llama_cpp: Any, tmp_path: Path) -> None:
+    """The budget is that of a few layers for each three of them."""
+    kind, changes = MORE[name]
+    config = small(kind, **{**changes, "q_lora_rank": None, "num_hidden_layers": LITE_LAYERS})
+    wanted = logits(in_float32(config, tmp_path), IDS)
+    found = answers(llama_cpp, tmp_path / "m.gguf", IDS)
+    assert float((found - wanted).abs().max()) <= 1e-5 * LITE_LAYERS / 3 * float(wanted.abs().max())
+
+
+def test_llama_cpp_chooses_groups_by_their_two_best(llama_cpp: Any, tmp_path: Path) -> None:
+    """As the note says: so a model that chooses by the best of each answers otherwise."""
+    kind, changes = MORE["deepseek2"]
+    groups = {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}
+    wanted = logits(in_float32(small(kind, **{**changes, **groups}), tmp_path), IDS)
+    found = answers(llama_cpp, tmp_path / "m.gguf", IDS)
+    assert float((found - wanted).abs().max()) > 1e-2 * float(wanted.abs().max())
+
+
 WIDER = {"shared_expert_intermediate_size": 128}
 PROJECTIONS, ATTENTION = ("*_proj", "*experts*"), ("*self_attn.*_proj",)
 

@@ -7,17 +7,15 @@ in the file, are one [experts, K, 2 N] in transformers, with interleaved columns
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from reprlib import repr as short
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.gguf import gemma4
+from bitport.interop.gguf import gemma4, latent
 from bitport.interop.gguf import special as specials
-from bitport.interop.gguf.keys import Settings
+from bitport.interop.gguf.architecture import MLP, OUTSIDE, SHARED, STACKS, UNSCALED, Architecture
 
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 OUTSIDE_OF_LFM2 = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embedding_norm",
@@ -28,6 +26,16 @@ ATTENTION = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+LATENT = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_output": "self_attn.o_proj",
 }
 LINEAR = {
@@ -42,7 +50,6 @@ LINEAR = {
     "ssm_out": "linear_attn.out_proj",
 }
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 BEFORE_MLP = {"ffn_norm": "post_attention_layernorm"}
 FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -71,12 +78,6 @@ BESIDE_MLP = {
 """What experts beside an MLP bring along."""
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 ROUTED = {"ffn_gate_inp": "mlp.gate"}
-SHARED = {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
 ALWAYS_SHARED = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
@@ -105,16 +106,20 @@ LFM2 = {
     **{"attn_norm": "operator_norm", **CONVOLUTION, **ATTENTION_OF_LFM2, "ffn_norm": "ffn_norm"},
     **{"ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2"},
 }
-STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
-UNSCALED = (*MLP, *SHARED, *STACKS)
-"""What is not attention."""
 HYBRID = {
     "linear_attention": tuple(LINEAR),
     "full_attention": (*(leaf for leaf in ATTENTION if leaf != "attn_norm"), *HEAD_NORMS),
 }
 """Type of a layer -> the tensors that layers of other types do not have."""
 CONVOLVING = {"conv": tuple(CONVOLUTION), "full_attention": tuple(ATTENTION_OF_LFM2)}
-BIASES = {"attention_bias": "self_attn.q_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
+KEYS_AND_VALUES = {"self_attn.kv_b_proj.weight": latent.PARTS}
+OF_QUERIES = {"queries": latent.QUERIES, "latent queries": latent.LATENT_QUERIES}
+SPARSE = {"n_routed_experts": ..., "num_experts_per_tok": ..., "n_shared_experts": ...} | {
+    **{"moe_intermediate_size": ..., "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
+    **{"routed_scaling_factor": 1.0, "norm_topk_prob": False},
+}
+"""Layers with routed and shared experts after some without."""
+RANKS = {"kv_lora_rank": ..., "q_lora_rank": None}
 CHOSEN = {"num_experts": ..., "num_experts_per_tok": ...}
 LOCAL_EXPERTS = {"num_local_experts": ..., "num_experts_per_tok": ...}
 OF_ONE_SIZE = {"moe_intermediate_size": ...}
@@ -122,55 +127,6 @@ SIZES = dict.fromkeys(specials.LINEAR, ...)
 """Of linear attention."""
 SIGMOID = {"expert_gating_func": 2}
 """Experts are chosen by the sigmoid of their scores."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    classname: str
-    model_type: str
-    names: Mapping[str, str]
-    """Names of modules in a block."""
-    special: Callable[[Settings, dict[str, Any]], None] = specials.nothing_more
-    """Changes the config.json, which has ``more`` already, where the architecture differs from others."""
-    outside: Mapping[str, str] = dataclasses.field(default_factory=lambda: OUTSIDE)
-    """Names of modules outside of blocks."""
-    interleaved: bool = False
-    norms_less_one: bool = False
-    stacked: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    in_turn: bool = False
-    """Whether experts are interleaved and have biases, as in gpt-oss."""
-    epsilon: str = "rms_norm_eps"
-    gelu: bool = False
-    tied: bool = False
-    """Whether the head is always the embedding."""
-    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The entries of KEYS that not all architectures have -> their value in a file without the setting: ``...`` if each
-    file must have it, None if ``special`` finds it."""
-    declared: Mapping[str, str] = dataclasses.field(default_factory=lambda: BIASES)
-    """Key of config.json -> the parameter of the first layer which is there if it is true; if empty, no module has a
-    bias."""
-    biased: tuple[str, ...] = ()
-    """Tensors whose bias llama.cpp requires."""
-    file: str = ""
-    """The name in a file, if another architecture has that name here."""
-    of_layers: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """What names.traits() tells layers apart by -> the tensors that layers without it do not have."""
-    optional: tuple[str, ...] = ()
-    """Tensors that all layers have, or none."""
-    unscaled: tuple[str, ...] = UNSCALED
-    """Tensors for which llama.cpp knows no scale, or does not multiply by it, so that they cannot be NVFP4."""
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Settings that have this value in every file, or are absent."""
-    several: tuple[str, ...] = ()
-    """Keys of config.json for which a file has, or may have, one number for each layer."""
-    dense: bool = True
-    """Whether it has MLPs without experts, and so must have an intermediate_size."""
-    older: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Parts of older tensor names in files of transformers -> the current ones."""
-
-    def declares(self, parameters: Collection[str]) -> dict[str, bool]:
-        """The keys of ``declared`` for config.json. ``parameters``: those of the first layer."""
-        return {key: parameter in parameters for key, parameter in self.declared.items()}
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -374,12 +330,40 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         specials.glm4moe,
         stacked=EXPERTS,
-        more={"n_routed_experts": ..., "num_experts_per_tok": ..., "n_shared_experts": ..., **OF_ONE_SIZE}
-        | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}
-        | {"routed_scaling_factor": 1.0, "norm_topk_prob": False},
+        more=SPARSE,
         of_layers={"dense": tuple(MLP), "sparse": (*ROUTED, "exp_probs_b", *ALWAYS_SHARED, *STACKS)},
         optional=tuple(HEAD_NORMS),
         declared={"attention_bias": "self_attn.q_proj.bias", "use_qk_norm": "self_attn.q_norm.weight"},
+        fixed=SIGMOID,
+    ),
+    "deepseek2": Architecture(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        {**LATENT, **BEFORE_MLP, **MLP, **ROUTED, **ALWAYS_SHARED},
+        latent.deepseek2,
+        stacked={**EXPERTS, **KEYS_AND_VALUES},
+        latent=True,
+        more=SPARSE | RANKS,
+        of_layers={**OF_QUERIES, "dense": tuple(MLP), "sparse": (*ROUTED, *ALWAYS_SHARED, *STACKS)},
+        unscaled=(*LATENT, *UNSCALED),
+        declared={},
+        fixed={"expert_gating_func": 1},
+    ),
+    "deepseek3": Architecture(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        {
+            **{**LATENT, **BEFORE_MLP, **MLP, **ROUTED, **ALWAYS_SHARED},
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+        latent.deepseek3,
+        stacked={**EXPERTS, **KEYS_AND_VALUES},
+        latent=True,
+        more=SPARSE | RANKS,
+        of_layers={**OF_QUERIES, "dense": tuple(MLP), "sparse": (*ROUTED, "exp_probs_b", *ALWAYS_SHARED, *STACKS)},
+        unscaled=(*LATENT, *UNSCALED),
+        declared={},
+        file="deepseek2",
         fixed=SIGMOID,
     ),
     "lfm2": Architecture(
@@ -449,11 +433,13 @@ def architecture(said: Mapping[str, Any]) -> Architecture:
     if name not in known:
         raise CheckpointError(
             f"the architecture {short(name)} is not read; {', '.join(known)} are (llama is Mistral's and Mixtral's "
-            f"too). A diffusion model needs the config.json that diffusers has of it (--config); of others quantize "
-            f"the original with bitport quantize"
+            f"too, deepseek2 is DeepSeek V3's and Kimi K2's). A diffusion model needs the config.json that diffusers "
+            f"has of it (--config); of others quantize the original with bitport quantize"
         )
     if name == "llama" and said.get("llama.expert_count"):
         name = "mixtral"
+    if name == "deepseek2" and said.get("deepseek2.expert_gating_func") == SIGMOID["expert_gating_func"]:
+        name = "deepseek3"
     if name == "mistral3" and "mistral3.attention.temperature_scale" not in said:
         name = "llama"  # what Mistral Small 3 computes
     return ARCHITECTURES[str(name)]

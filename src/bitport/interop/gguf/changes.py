@@ -61,6 +61,8 @@ class Change(NamedTuple):
     """Whether the model has the logarithm of the negated number."""
     wide: bool = False
     """Whether a model of any dtype computes with it in float32."""
+    latent: tuple[int, int] | None = None
+    """How many rows of a head are for keys, and for values (:mod:`bitport.interop.gguf.latent`)."""
 
 
 NONE = Change()

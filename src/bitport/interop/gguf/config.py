@@ -10,7 +10,7 @@ from reprlib import repr as short
 from typing import Any
 
 from bitport.errors import CheckpointError, shortened
-from bitport.interop.gguf.architectures import Architecture
+from bitport.interop.gguf.architecture import Architecture
 from bitport.interop.gguf.keys import KEYS, MOST_LAYERS, Settings
 
 YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_ext_factor": 1.0}
@@ -26,7 +26,7 @@ def config_of(its: Architecture, settings: Settings) -> dict[str, Any]:
     hidden = settings.whole(KEYS["hidden_size"])
     heads = settings.whole(KEYS["num_attention_heads"], most=hidden)
     head = settings.whole(KEYS["head_dim"], hidden // heads)
-    if settings.whole("attention.value_length", head) != head:
+    if not its.latent and settings.whole("attention.value_length", head) != head:
         raise CheckpointError(f"{settings.architecture}.attention.value_length is not key_length, {head}")
     layers = settings.whole(KEYS["num_hidden_layers"], most=MOST_LAYERS)
 
@@ -52,7 +52,7 @@ def config_of(its: Architecture, settings: Settings) -> dict[str, Any]:
         del config["intermediate_size"]
     its.special(settings, config)
     turned = settings.whole("rope.dimension_count", head)
-    if turned != head and "partial_rotary_factor" not in config["rope_parameters"]:
+    if turned != head and not its.latent and "partial_rotary_factor" not in config["rope_parameters"]:
         raise CheckpointError(f"{settings.architecture}.rope.dimension_count is {turned}; {head}, a head, is read")
     if unknown := list(settings.unknown()):
         raise CheckpointError(f"what these change in the model is not known here: {shortened(unknown)}")

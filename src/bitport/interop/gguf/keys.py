@@ -38,6 +38,8 @@ KEYS = {
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": DENSE,
     "num_dense_layers": DENSE,
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
     "routed_scaling_factor": "expert_weights_scale",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError, shortened
-from bitport.interop.gguf.architectures import Architecture
+from bitport.interop.gguf import latent
+from bitport.interop.gguf.architecture import Architecture
 from bitport.interop.gguf.changes import DECAY, NONE, ONES, PLAIN_NORMS, WIDE, Change, orders
 from bitport.interop.gguf.header import GgufTensor
 from bitport.interop.gguf.keys import DENSE, EXPERTS, stated
@@ -32,8 +33,8 @@ SCALE, OF_INPUTS = "scale", "input_scale"
 """Tensors next to an NVFP4 weight, with one number or one per expert: factors of the weight, and of float4 inputs."""
 KINDS = ("weight", "bias", SCALE, OF_INPUTS)
 """What ends the names of tensors; the decay of linear attention has none of them."""
-TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
-"""A stack into which llama.cpp's converter can concatenate two."""
+TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"), "attn_kv_b": latent.PARTS}
+"""A tensor of what two others have."""
 ONE_EXPERT = re.compile(r"(?:mlp|feed_forward)\.experts\.(0|[1-9]\d{0,5})\.(\w+)\.weight")
 """A parameter of a model without stacked experts."""
 PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
@@ -103,7 +104,8 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
                 others = ", ".join(each.name for each in found[whole].stored)
                 raise CheckpointError(f"{name} and {others} are the same weights twice; fetch the file again")
             scales = _scales(its, parts, tensors)
-            found[whole] = Piece(whole, rows, in_turn=its.in_turn, transposed=turned, scales=scales)
+            change = _change(its, leaf, kind, config)
+            found[whole] = Piece(whole, rows, change, its.in_turn, turned, scales)
             continue
         whole = whole if path in BARE else f"{whole}.{kind}"
         found[whole] = Piece(whole, (stored,), _change(its, leaf, kind, config), scales=_scales(its, [name], tensors))
@@ -178,7 +180,9 @@ def _change(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) 
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(leaf, 0)
     norm = its.norms_less_one and leaf.endswith("norm") and leaf not in PLAIN_NORMS and kind == "weight"
     rows, columns = orders(leaf, config)
-    return Change(heads if its.interleaved else 0, norm, ONES.get(leaf), rows, columns, leaf == DECAY, leaf in WIDE)
+    sizes = (config["qk_nope_head_dim"], config["v_head_dim"]) if leaf in latent.PARTS else None
+    order = heads if its.interleaved else 0
+    return Change(order, norm, ONES.get(leaf), rows, columns, leaf == DECAY, leaf in WIDE, sizes)
 
 
 def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: int | None) -> bool:
@@ -189,12 +193,14 @@ def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: in
 
 
 def traits(config: Mapping[str, Any], block: int | None) -> Iterator[str]:
-    """What tells a layer from others: its type, whether it has experts ("sparse") or not ("dense") or both, and keys,
-    values and inputs of its own; the last also of what is outside of layers (None)."""
+    """What tells a layer from others: its type, whether it has experts ("sparse") or not ("dense") or both, how it
+    computes queries, and keys, values and inputs of its own; the last also of what is outside of layers (None)."""
     if config.get("hidden_size_per_layer_input"):
         yield "inputs"
     if config.get("enable_moe_block"):
         yield "experts"
+    if "kv_lora_rank" in config:
+        yield "latent queries" if config["q_lora_rank"] else "queries"
     if block is not None:
         kinds = config.get("layer_types", ())[block : block + 1]
         yield from kinds
@@ -237,7 +243,8 @@ def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPla
     if inside and stack in its.stacked and _in_layer(its, its.stacked[stack][0], config, block):
         bias = stack != parameter
         leaves = tuple(f"{prefix}{leaf}.{'bias' if bias else 'weight'}" for leaf in its.stacked[stack])
-        return TensorPlace(leaves, 3 - bias, in_turn=its.in_turn, transposed=its.in_turn and not bias, single=bias)
+        change = _change(its, its.stacked[stack][0], "weight", config)
+        return TensorPlace(leaves, 3 - bias, change, its.in_turn, its.in_turn and not bias, single=bias)
     expert = ONE_EXPERT.fullmatch(parameter) if inside and its.stacked else None
     if expert and expert[2] in PROJECTIONS and int(expert[1]) < experts_of(config):
         leaf = f"ffn_{PROJECTIONS[expert[2]]}_exps"

@@ -60,6 +60,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "granite": dict.fromkeys(ARCHITECTURES["granite"].more, 1.0),
     "glm4moe": {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     | {"routed_scaling_factor": 1.0, "norm_topk_prob": True, "attention_bias": False, "use_qk_norm": False},
+    "deepseek2": {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_shared_experts": 2}
+    | {"routed_scaling_factor": 1.0, "norm_topk_prob": False, "topk_method": "greedy", "scoring_func": "softmax"},
+    "deepseek3": {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "n_shared_experts": 1}
+    | {"routed_scaling_factor": 2.5, "norm_topk_prob": True},
     "lfm2": {"conv_bias": False, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
     "gemma4": {"attention_k_eq_v": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 256}
     | {"use_double_wide_mlp": False, "enable_moe_block": False, "vocab_size_per_layer_input": 262144}
@@ -92,6 +96,10 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     _default(wanted, "tie_word_embeddings", name in TIED)
     for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", "vocab_size"):
         _check(wanted, key)
+    if ARCHITECTURES[name].latent:
+        for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
+            _check(wanted, key)
+        wanted["head_dim"] = wanted["qk_rope_head_dim"]
     if wanted.get("head_dim") is None and name not in OWN_HEADS:
         wanted["head_dim"] = wanted["hidden_size"] // wanted["num_attention_heads"]
     _check(wanted, "head_dim")

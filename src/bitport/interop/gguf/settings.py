@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, shortened
-from bitport.interop.gguf import gemma4
-from bitport.interop.gguf.architectures import ARCHITECTURES, Architecture
+from bitport.interop.gguf import gemma4, latent
+from bitport.interop.gguf.architecture import Architecture
+from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.config import TOKENS, config_of
 from bitport.interop.gguf.header import shortest
 from bitport.interop.gguf.keys import EPSILONS, KEYS, MOST, REAL, Settings
@@ -38,7 +39,8 @@ HARMLESS = (
     *("max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "sliding_window_size"),
     *("initial_context_length", "transformers.js_config", "unsloth_fixed", "unsloth_version"),
     *("full_attention_interval", "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    *("num_nextn_predict_layers", "full_attn_idxs", "tie_embedding"),
+    *("num_nextn_predict_layers", "num_mtp_layers", "full_attn_idxs", "tie_embedding"),
+    *("qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size"),
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
     *("mtp_transformer_layers", "num_mtp_modules", "use_mtp"),
     *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads"),
@@ -48,6 +50,9 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "use_bidirectional_attention": (False, "vision"),
     "rope_interleaved": (False,),
+    "rope_interleave": (True,),
+    "moe_layer_freq": (1,),
+    "topk_method": ("noaux_tc",),
     "is_llama_config": (True,),
     "decoder_sparse_step": (1,),
     "mlp_only_layers": ([],),
@@ -180,6 +185,7 @@ OWN: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]] = {
     **dict.fromkeys(HYBRID, _hybrid),
     **dict.fromkeys(("lfm2", "lfm2moe"), _convolving),
     "gemma4": gemma4.settings_of,
+    "deepseek2": latent.settings_of,
 }
 """What only some architectures say."""
 
@@ -207,8 +213,8 @@ def _compare(
     if "layer_types" not in read:
         only["layer_types"] = (["full_attention"] * wanted["num_hidden_layers"],)
         only["attn_type_list"] = ([1] * wanted["num_hidden_layers"],)
-    only = {key: values for key, values in only.items() if key not in declared}
     wrong, found = [], {**read, **declared}
+    only = {key: values for key, values in only.items() if key not in found}
     for key, value in wanted.items():
         if value is None or key in HARMLESS or (key in found and found[key] == value) or value in only.get(key, ()):
             continue

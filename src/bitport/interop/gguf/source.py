@@ -16,7 +16,7 @@ from bitport.checkpoint.dtypes import name_of
 from bitport.errors import CheckpointError, shortened
 from bitport.interop.checks import dtype_of_all, fits, within
 from bitport.interop.codec import Described, kind_of, parts_of
-from bitport.interop.gguf import grids, unused
+from bitport.interop.gguf import grids, latent, unused
 from bitport.interop.gguf.architectures import architecture
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.changes import codes_of_model, floats_of_model, misfit, rows_of_model
@@ -96,7 +96,7 @@ class Gguf:
     def described(self) -> Iterator[Described]:
         blocks = expert_blocks(self.names())
         for piece in self.pieces:
-            if block := BLOCKS.get(piece.stored[0].type):
+            if block := _block(piece):
                 shape, name, scheme = _shape(piece), piece.name, self._scheme(piece, block)
                 yield Described(name, scheme, shape, kind_of(name, shape, blocks), piece.transposed, parts_of(scheme))
 
@@ -106,7 +106,7 @@ class Gguf:
         yield from self.files.items()
 
     def _read(self, piece: Piece) -> Tensor:
-        block = BLOCKS.get(piece.stored[0].type)
+        block = _block(piece)
         if block is None:
             value = _floats(piece)
             return value if piece.change.wide and not fits(value, self.dtype) else value.to(self.dtype)
@@ -133,10 +133,16 @@ class Gguf:
         return parts._replace(scale=block_scale(parts.scale, together(rows, piece.in_turn)), scale2=None)
 
     def _dtype(self) -> torch.dtype:
-        floats = [piece for piece in self.pieces if piece.stored[0].type in FLOATS and not piece.change.wide]
+        exact = [piece for piece in self.pieces if all(stored.type in FLOATS for stored in piece.stored)]
+        floats = [piece for piece in exact if not piece.change.wide]
         return dtype_of_all(lambda dtype: all(_fits(piece, dtype) for piece in floats))
 
     def _notes(self) -> Iterator[str]:
+        if floats := [each.name for each in self.pieces if each.change.latent and each.stored[0].type in BLOCKS]:
+            yield (
+                f"{shortened(floats, 2)}: kept as floats, rounded to {self.dtype}, since half of the matrix lies "
+                "transposed in the file, with scales of numbers that are not neighbours here"
+            )
         yield from type_notes((stored.type for piece in self.pieces for stored in piece.stored), self.dtype)
         if rounded := [piece.name for piece in self.pieces if piece.change.less_one and _inexact(piece)]:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
@@ -191,9 +197,16 @@ def _configures(name: str, stored: Any) -> bool:
     return True
 
 
+def _block(piece: Piece) -> BlockType | None:
+    """How the tensor is quantized; None: it is floats."""
+    return None if piece.change.latent else BLOCKS.get(piece.stored[0].type)
+
+
 def _shape(piece: Piece) -> tuple[int, ...]:
     """The shape of the tensor; CheckpointError if its parts do not match, or if their type is not allowed there."""
     first, *others = piece.stored
+    if piece.change.latent:
+        return _shape_of_latent(piece, *piece.change.latent)
     kinds = {stored.type for stored in piece.stored}
     shapes = [stored.shape for stored in piece.stored]
     sizes = {(len(shape), *(shape if piece.in_turn else shape[::2])) for shape in shapes}
@@ -215,6 +228,19 @@ def _shape(piece: Piece) -> tuple[int, ...]:
     shape = (1, shape[-1]) if piece.change.one == 0 else shape
     shape = (shape[0], 1, shape[1]) if piece.change.one == 1 else shape
     return (shape[0], shape[2], shape[1]) if piece.transposed else shape
+
+
+def _shape_of_latent(piece: Piece, keys: int, values: int) -> tuple[int, ...]:
+    heads, rank = piece.stored[0].shape[:2] if len(piece.stored[0].shape) == 3 else (0, 0)
+    for stored, shape in zip(piece.stored, ((heads, rank, keys), (heads, values, rank)), strict=True):
+        if stored.shape != shape:
+            raise CheckpointError(
+                f"{piece.name} is made of [heads, rank, {keys}] and [heads, {values}, rank], but {stored.name} is "
+                f"{list(stored.shape)}"
+            )
+    if piece.scales:
+        raise CheckpointError(f"{piece.scales[0].name} is a scale, which {piece.name} has in no file of llama.cpp")
+    return heads * (keys + values), rank
 
 
 def _check_change(piece: Piece, first: GgufTensor) -> None:
@@ -251,12 +277,23 @@ def _alike(scales: list[Tensor]) -> bool:
 
 
 def _floats(piece: Piece) -> Tensor:
+    if piece.change.latent:
+        return latent.joined(*map(_whole, piece.stored))
     rows = _rows(piece)
     return floats_of_model(rows.mT.contiguous() if piece.transposed else rows, piece.change)
 
 
+def _whole(stored: GgufTensor) -> Tensor:
+    """All numbers of a tensor, in float32 if it is quantized."""
+    block = BLOCKS.get(stored.type)
+    if block is None:
+        return stored.read()
+    parts = decoded(block, stored.read())
+    return from_parts(parts, block.scheme, shape=stored.shape, dtype=torch.float32).dequantize()
+
+
 def _fits(piece: Piece, dtype: torch.dtype) -> bool:
-    if FLOATS[piece.stored[0].type] == dtype:
+    if all(FLOATS[stored.type] == dtype for stored in piece.stored):
         return True
     return fits(_floats(piece), dtype)
 

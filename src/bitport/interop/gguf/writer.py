@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
-from bitport.interop.gguf import unused
+from bitport.interop.gguf import latent, unused
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.changes import codes_of_file, floats_of_file, misfit, rows_of_file
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
@@ -58,6 +58,8 @@ class Writer:
             self.notes.append(f"llama.cpp has no window of {near} tokens for {kind}: there a token sees all before it")
         if read["rope_parameters"].get("truncate") is False:
             self.notes.append("llama.cpp rounds the limits of yarn to whole numbers, the model does not (truncate)")
+        if read.get("topk_method") == "group_limited_greedy":
+            self.notes.append("llama.cpp chooses groups of experts by their two best, the model by the best of each")
         ends = config.get("eos_token_id")
         if isinstance(ends, list) and len(ends) > len(ENDS):
             self.notes.append(f"texts end with {ends}, and a GGUF file says the first {len(ENDS)}")
@@ -76,6 +78,8 @@ class Writer:
             return "GGUF has inputs as they are: take a scheme for weights alone, such as int4-g32-sym"
         if extra := no_place(q, "GGUF"):
             return extra
+        if place is not None and place.change.latent:
+            return None
         if fmt.global_scale and q.name == EMBEDDING:
             return "llama.cpp knows no scale of an embedding: mxfp4-wo does without"
         leaves = [parted(name)[1].removesuffix(".weight") for name in place.names] if place is not None else []
@@ -93,6 +97,7 @@ class Writer:
         dimensions = dict.fromkeys(self.vectors, 1)
         dimensions |= {name: place.dimensions for place in self.places.values() for name in place.names}
         scaled = [self.places[q.name] for q in weights if q.scheme.weight.global_scale and q.name not in self.left]
+        scaled = [place for place in scaled if not place.change.latent]
         dimensions |= {scale_of(name): 1 for place in scaled for name in place.names}
         with Output(path, self.settings, dimensions) as out:
             for name, vector in self.vectors.items():
@@ -105,6 +110,9 @@ class Writer:
         change = place.change
         if change.one is not None and tensor.dim() == place.dimensions + 1 and tensor.shape[change.one] == 1:
             tensor = tensor.squeeze(change.one)
+        if change.latent:
+            self._write_latent(out, name, tensor, place, change.latent)
+            return
         shape = tuple(tensor.shape)
         if len(shape) != place.dimensions - (place.part is not None) or 0 in shape:
             raise CheckpointError(f"{name} is {list(shape)}, which has no place in {place.names[0]}")
@@ -129,6 +137,20 @@ class Writer:
         for each, part in zip(place.names, apart(rows, count, place.in_turn) if count > 1 else (rows,), strict=True):
             out.add(each, kind, shape, part)
 
+    def _write_latent(self, out: Output, name: str, tensor: Tensor, place: TensorPlace, sizes: tuple[int, int]) -> None:
+        if tensor.dim() != 2 or tensor.shape[0] % sum(sizes):
+            raise CheckpointError(f"{name} is {list(tensor.shape)}, and must have {sum(sizes)} rows for each head")
+        if isinstance(tensor, QTensor):
+            tensor = tensor.dequantize()
+            told = (
+                f"kv_b_proj is written as floats, rounded to {tensor.dtype}, since half of the matrix lies transposed "
+                "in the file, where scales would be of other numbers"
+            )
+            self.notes += [told] if told not in self.notes else []
+        self._check_floats(name, tensor)
+        for each, part in zip(place.names, latent.parted(tensor, sizes), strict=True):
+            out.add(each, FLOAT_NAMES[tensor.dtype], tuple(part.shape), part.contiguous().view(torch.uint8))
+
     def _rows(self, name: str, tensor: Tensor, place: TensorPlace) -> tuple[str, Tensor]:
         """(type, bytes of each row); the rows of vectors have one element."""
         if isinstance(tensor, QTensor):
@@ -141,8 +163,7 @@ class Writer:
                 raise ArgumentError(f"{name} ({tensor.scheme}) cannot be written as GGUF. {error}") from error
             self._tell_of_size(tensor.scheme, kind)
             return kind, rows
-        if tensor.dtype not in FLOAT_NAMES:
-            raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
+        self._check_floats(name, tensor)
         if place.single:
             self._tell_of_norms(tensor.float(), place)
             tensor = tensor.float()
@@ -150,6 +171,10 @@ class Writer:
         vectors = tensor.dim() == 1 or place.names[0].endswith("bias")
         rows = tensor.unsqueeze(-1).contiguous() if vectors else tensor.contiguous()
         return FLOAT_NAMES[tensor.dtype], rows.view(torch.uint8)
+
+    def _check_floats(self, name: str, tensor: Tensor) -> None:
+        if tensor.dtype not in FLOAT_NAMES:
+            raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
 
     def _tell_of_size(self, scheme: Scheme, kind: str) -> None:
         bits = scheme.weight.number.bits

@@ -1,0 +1,95 @@
+"""Attention whose keys and values are computed from one short vector of each token (``deepseek2``: DeepSeek, Kimi K2).
+
+The model's ``kv_b_proj`` makes them for all heads, [heads * (keys + values), rank]. llama.cpp multiplies the queries by
+the rows for keys instead, and so attends to the vectors themselves, as to one head of ``rank + turned`` numbers, of
+which the last ones are turned by the position. A file has the two parts of the matrix separately, and the first one
+transposed:
+
+    attn_k_b    [heads, rank, keys]
+    attn_v_b    [heads, values, rank]
+
+A scale of the first one is of numbers that are not neighbours in the model's matrix, so that this is of floats. Files
+until April 2025 have the matrix as it is (``attn_kv_b``), and the sizes of the model's heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import CheckpointError
+from bitport.interop.gguf.header import shortest
+from bitport.interop.gguf.keys import KEYS, Settings, predicting
+
+PARTS = ("attn_k_b", "attn_v_b")
+QUERIES = ("attn_q",)
+LATENT_QUERIES = ("attn_q_a", "attn_q_a_norm", "attn_q_b")
+"""Of models that compute the queries, too, from a short vector."""
+KEY, VALUE = "attention.key_length", "attention.value_length"
+KEY_OF_MODEL, VALUE_OF_MODEL = "attention.key_length_mla", "attention.value_length_mla"
+MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+"""0.1 of mscale_all_dim."""
+
+
+def deepseek2(settings: Settings, config: dict[str, Any]) -> None:
+    """llama.cpp does not normalize the weights of the selected experts, nor does the model."""
+    _special(settings, config)
+    if config["norm_topk_prob"]:
+        raise CheckpointError("deepseek2.expert_weights_norm is True, which is read with expert_gating_func 2 alone")
+    groups = config["n_group"] > 1
+    config |= {"scoring_func": "softmax", "topk_method": "group_limited_greedy" if groups else "greedy"}
+
+
+def deepseek3(settings: Settings, config: dict[str, Any]) -> None:
+    _special(settings, config)
+    config["num_nextn_predict_layers"] = 0
+
+
+def _special(settings: Settings, config: dict[str, Any]) -> None:
+    config["num_hidden_layers"] -= predicting(settings)
+    heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
+    turned = settings.whole("rope.dimension_count")
+    own = settings.whole(KEY_OF_MODEL, None)
+    shared = own is not None
+    keys, values = (own, settings.whole(VALUE_OF_MODEL)) if shared else (settings.whole(KEY), settings.whole(VALUE))
+    wanted = {KEY: rank + turned, VALUE: rank, KEYS["num_key_value_heads"]: 1} if shared else {}
+    wanted = wanted or {KEYS["num_key_value_heads"]: heads}
+    for key, value in wanted.items():
+        if (said := settings.whole(key, value)) != value:
+            raise CheckpointError(f"{settings.architecture}.{key} is {said}; {value} is read, as follows from others")
+    if keys <= turned:
+        raise CheckpointError(f"{settings.architecture} has {keys} numbers of a key, of which {turned} are turned")
+    config |= {"num_key_value_heads": heads, "head_dim": turned, "qk_rope_head_dim": turned}
+    config |= {"qk_nope_head_dim": keys - turned, "v_head_dim": values}
+    rope = config["rope_parameters"]
+    multiplier = settings.real(MULTIPLIER, None)
+    if rope["rope_type"] == "yarn" and multiplier is None:
+        rope["attention_factor"] = 1.0
+    elif rope["rope_type"] == "yarn":
+        rope["mscale"] = rope["mscale_all_dim"] = shortest(10 * shortest(multiplier))
+
+
+def settings_of(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is not simply one of KEYS."""
+    rank, turned = wanted["kv_lora_rank"], wanted["qk_rope_head_dim"]
+    yield KEYS["num_key_value_heads"], 1
+    yield KEY, rank + turned
+    yield VALUE, rank
+    yield KEY_OF_MODEL, wanted["qk_nope_head_dim"] + turned
+    yield VALUE_OF_MODEL, wanted["v_head_dim"]
+    if (scale := wanted["rope_parameters"].get("mscale_all_dim")) is not None:
+        yield MULTIPLIER, 0.1 * scale
+
+
+def joined(keys: Tensor, values: Tensor) -> Tensor:
+    """The matrix of the model from the two of a file."""
+    return torch.cat([keys.mT, values], 1).flatten(0, 1)
+
+
+def parted(matrix: Tensor, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The inverse of :func:`joined`. ``sizes``: how many rows of a head are for keys, and for values."""
+    keys, values = matrix.unflatten(0, (-1, sum(sizes))).split(sizes, 1)
+    return keys.mT, values

@@ -1,0 +1,157 @@
+"""Attention in GGUF files whose keys and values are computed from one short vector (deepseek2): the matrix that makes
+them is in two parts, one of them transposed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.errors import CheckpointError
+from bitport.interop import convert
+from bitport.interop.gguf import Gguf
+from bitport.interop.gguf.header import read_header
+from bitport.interop.sources import Own
+from bitport.tensor import QTensor
+
+from .gguf_files import gguf, model_of, write
+from .test_gguf import DEEPSEEK, KINDS, assert_same_answers, small
+from .test_gguf_architectures import config_of, edited
+from .test_gguf_writer import written
+
+types = gguf.GGUFValueType
+MATRIX = "model.layers.1.self_attn.kv_b_proj.weight"
+LITE = {"q_lora_rank": None}
+"""Queries are computed as usual."""
+GROUPS = {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}
+OLDER = {
+    "deepseek2.attention.key_length_mla": None,
+    "deepseek2.attention.value_length_mla": None,
+    "deepseek2.attention.key_length": (48, types.UINT32),
+    "deepseek2.attention.value_length": (64, types.UINT32),
+    "deepseek2.attention.head_count_kv": (4, types.UINT32),
+    "deepseek2.expert_gating_func": None,
+}
+"""Settings of files until April 2025."""
+
+
+def said(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("deepseek2", LITE), ("deepseek3", LITE), ("deepseek2", GROUPS)],
+    ids=["2-lite", "3-lite", "groups"],
+)
+def test_queries_and_groups(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """In a file, and in one that is written from it again, with the same tensors."""
+    model = write(tmp_path / "m.gguf", model_of(config_of(name, **changes)), {**KINDS, r".*attn_[kv]_b\..*": "F32"})
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert_same_answers(model, tmp_path / "out")
+    done = convert(tmp_path / "m.gguf", tmp_path / "n.gguf", to="gguf", progress=False)
+    assert any("chooses groups of experts by their two best" in note for note in done.notes) == (changes is GROUPS)
+    one, other = (read_header(tmp_path / name).tensors for name in ("m.gguf", "n.gguf"))
+    assert {name: each.shape for name, each in one.items()} == {name: each.shape for name, each in other.items()}
+    convert(tmp_path / "n.gguf", tmp_path / "back", progress=False)
+    assert_same_answers(model, tmp_path / "back")
+
+
+def test_a_file_with_the_matrix_as_it_is(tmp_path: Path) -> None:
+    model = write(tmp_path / "m.gguf", model_of(config_of("deepseek2")), KINDS, changes=OLDER)
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert done.weights[MATRIX] == "int5-g32-sym"
+    assert not any("transposed" in note for note in done.notes)
+    assert_same_answers(model, tmp_path / "out")
+
+
+def test_the_parts_of_a_quantized_matrix_become_floats(tmp_path: Path) -> None:
+    """Rounded to the dtype of the model, of 8 significant bits."""
+    model = model_of(config_of("deepseek3"))
+    with torch.no_grad():
+        for key, value in model.state_dict().items():
+            if not key.endswith("_bias"):
+                value.copy_(value.bfloat16())
+    write(tmp_path / "m.gguf", model, {r".*attn_[kv]_b\..*": "Q8_0", r".*attn_q_b\..*": "Q4_0"})
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert [note for note in done.notes if "kept as floats, rounded to torch.bfloat16" in note]
+    assert MATRIX not in done.weights
+    found, wanted = dict(Own(tmp_path / "out").items())[MATRIX], model.state_dict()[MATRIX]
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, wanted.bfloat16())
+    assert not torch.equal(found.float(), wanted)
+
+
+def test_a_quantized_matrix_is_written_as_floats(tmp_path: Path) -> None:
+    written(config_of("deepseek3"), tmp_path, {"*kv_b_proj": "nvfp4-wo", "*": "skip"})
+    done = convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
+    assert [note for note in done.notes if "kv_b_proj is written as floats, rounded to torch.float16" in note]
+    wanted = dict(Own(tmp_path / "q").items())[MATRIX]
+    assert isinstance(wanted, QTensor)
+    keys, values = (read_header(tmp_path / "m.gguf").tensors[f"blk.1.attn_{part}_b.weight"] for part in "kv")
+    assert (keys.type, keys.shape, values.shape) == ("F16", (4, 64, 32), (4, 64, 64))
+    heads = wanted.dequantize(torch.float16).unflatten(0, (4, 96))
+    assert torch.equal(keys.read(), heads[:, :32].mT)
+    assert torch.equal(values.read(), heads[:, 32:])
+
+
+def test_glm_flash_is_read_as_deepseek(tmp_path: Path) -> None:
+    """GLM 4.7 Flash computes the same, under another name."""
+    config = small("Glm4MoeLiteConfig", **{**DEEPSEEK, "q_lora_rank": 96})
+    model = write(tmp_path / "m.gguf", model_of(config), KINDS)
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert said(tmp_path / "out")["model_type"] == "deepseek_v3"
+    assert_same_answers(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("deepseek2", {"attention.key_length": (64, types.UINT32)}, "key_length is 64; 80 is read, as follows"),
+        ("deepseek2", {"attention.value_length": (80, types.UINT32)}, "value_length is 80; 64 is read, as follows"),
+        ("deepseek2", {"attention.head_count_kv": (4, types.UINT32)}, "head_count_kv is 4; 1 is read, as follows"),
+        ("deepseek2", {"attention.value_length_mla": None}, "value_length_mla must be int, not absent"),
+        ("deepseek2", {"attention.key_length_mla": (16, types.UINT32)}, "16 numbers of a key, of which 16 are turned"),
+        ("deepseek2", {"attention.key_length_mla": (64, types.UINT32)}, r"\[heads, rank, 48\] .*k_b.* \[4, 64, 32\]"),
+        ("deepseek2", {"rope.dimension_count": None}, "dimension_count must be int, not absent"),
+        ("deepseek2", {"attention.kv_lora_rank": None}, "kv_lora_rank must be int, not absent"),
+        ("deepseek2", {"attention.q_lora_rank": None}, r"blk\.0\.attn_q_a\.weight: .* has no such"),
+        ("deepseek2", {"expert_weights_norm": (True, types.BOOL)}, "read with expert_gating_func 2 alone"),
+        ("deepseek2", {"expert_gating_func": (3, types.UINT32)}, "expert_gating_func is 3; 1 is read"),
+        ("deepseek2", {"attention.temperature_scale": (0.1, types.FLOAT32)}, "temperature_scale = 0.1"),
+        ("deepseek3", {"expert_gating_func": (1, types.UINT32)}, "expert_weights_norm is True"),
+    ],
+)
+def test_settings_that_are_not_read(name: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    changes = {f"deepseek2.{key}": value for key, value in changes.items()}
+    write(tmp_path / "m.gguf", model_of(config_of(name)), KINDS, changes=changes)
+    with pytest.raises(CheckpointError, match=reason):
+        Gguf(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"blk.1.attn_v_b.weight": None}, r"attn_k_b\.weight is there without blk\.1\.attn_v_b\.weight"),
+        ({"blk.1.attn_v_b.weight": torch.ones(4, 63, 64)}, r"v_b\.weight is \[4, 63, 64\]"),
+        ({"blk.1.attn_v_b.weight": torch.ones(3, 64, 64)}, r"v_b\.weight is \[3, 64, 64\]"),
+        ({"blk.1.attn_k_b.weight": torch.ones(128, 64)}, r"k_b\.weight is \[128, 64\]"),
+        ({"blk.1.attn_kv_b.weight": torch.ones(384, 64)}, "are the same weights twice"),
+    ],
+)
+def test_parts_that_do_not_fit(change: dict[str, Tensor | None], reason: str, tmp_path: Path) -> None:
+    path = edited(tmp_path, model_of(config_of("deepseek2")), change)
+    with pytest.raises(CheckpointError, match=reason):
+        Gguf(path)
+
+
+def test_parts_with_a_scale(tmp_path: Path) -> None:
+    model = model_of(config_of("deepseek2", qk_nope_head_dim=64))
+    write(tmp_path / "m.gguf", model, {r".*attn_[kv]_b\..*": "NVFP4"})
+    with pytest.raises(CheckpointError, match=r"attn_k_b\.scale is a scale, which .* has in no file"):
+        Gguf(tmp_path / "m.gguf")
