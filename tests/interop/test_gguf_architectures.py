@@ -19,7 +19,8 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .gguf_files import gguf, model_of, write
-from .test_gguf import GPT_OSS, KINDS, MIXTRAL, MORE, SHARED, assert_same_answers, small
+from .gguf_models import GPT_OSS, MIXTRAL, MORE, SHARED, small
+from .test_gguf import KINDS, assert_same_answers
 from .test_gguf_writer import written
 
 types = gguf.GGUFValueType

@@ -19,7 +19,8 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .gguf_files import gguf, model_of, write
-from .test_gguf import DEEPSEEK, KINDS, assert_same_answers, small
+from .gguf_models import DEEPSEEK, small
+from .test_gguf import KINDS, assert_same_answers
 from .test_gguf_architectures import config_of, edited
 from .test_gguf_writer import written
 

@@ -20,7 +20,8 @@ from bitport.interop.sources import Own
 from . import gguf_files
 from .files import edited
 from .gguf_files import gguf, model_of, write
-from .test_gguf import KINDS, MORE, assert_same_answers, huggingface, logits, small
+from .gguf_models import MORE, small
+from .test_gguf import KINDS, assert_same_answers, huggingface, logits
 from .test_gguf_writer import written
 
 types = gguf.GGUFValueType

@@ -18,7 +18,8 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .gguf_files import gguf, model_of, write
-from .test_gguf import LINEAR, assert_same_answers, huggingface, small
+from .gguf_models import LINEAR, small
+from .test_gguf import assert_same_answers, huggingface
 from .test_gguf_writer import written
 
 types = gguf.GGUFValueType

@@ -11,7 +11,8 @@ import torch
 from bitport.interop import convert
 
 from .gguf_files import model_of, transformers, write
-from .test_gguf import assert_same_answers, small
+from .gguf_models import small
+from .test_gguf import assert_same_answers
 
 pytestmark = pytest.mark.peers
 pytest.importorskip("accelerate", reason="transformers reads GGUF with it: pip install accelerate")

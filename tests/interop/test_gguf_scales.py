@@ -16,7 +16,8 @@ from bitport.interop.gguf import Gguf
 
 from .files import assert_described
 from .gguf_files import model_of, write
-from .test_gguf import EXPERTS, GPT_OSS, assert_same_answers, small
+from .gguf_models import EXPERTS, GPT_OSS, small
+from .test_gguf import assert_same_answers
 
 NVFP4 = {r"token_embd.*": "Q6_K", r".*(attn_[qkv]|ffn_\w+|output)\.weight": "NVFP4"}
 

@@ -37,19 +37,8 @@ from .gguf_files import (
     of_linear,
     settings,
 )
-from .test_gguf import (
-    EXPERTS,
-    GEMMA,
-    GPT_OSS,
-    LLAMA3,
-    MIXTRAL,
-    MORE,
-    NEAR_AND_FAR,
-    SHARED,
-    llama3_factors,
-    logits,
-    small,
-)
+from .gguf_models import EXPERTS, GEMMA, GPT_OSS, LLAMA3, LONG, MIXTRAL, MORE, NEAR_AND_FAR, SHARED, YARN, small
+from .test_gguf import llama3_factors, logits
 
 huggingface = pytest.importorskip("bitport.integrations.huggingface")
 models = pytest.importorskip("tests.integrations.models")
@@ -69,12 +58,6 @@ RECIPE = {
     "*kv_a_proj_with_mqa": "int8",
     "*": "skip",
 }
-LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "factor": 8.0} | {
-    "short_factor": [1.0 + at / 24 for at in range(24)],
-    "long_factor": [1.08 + at for at in range(24)],
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 
 def written(config: Any, path: Path, recipe: Any = None, zero: tuple[str, ...] = (), **changes: Any) -> Any:

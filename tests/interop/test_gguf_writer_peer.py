@@ -20,10 +20,10 @@ from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.vocabulary import GPT4O, LLAMA3, TEKKEN, vocabulary
 
 from .gguf_files import SIZES, transformers
-from .test_gguf import EXPERTS, GEMMA, GPT_OSS, MIXTRAL, MORE, NEAR_AND_FAR, SHARED, small
-from .test_gguf import LLAMA3 as LLAMA3_ROPE
+from .gguf_models import EXPERTS, GEMMA, GPT_OSS, MIXTRAL, MORE, NEAR_AND_FAR, SHARED, YARN, small
+from .gguf_models import LLAMA3 as LLAMA3_ROPE
 from .test_gguf_vocabulary import SIZE, TEXTS, files_of, of_bytes, of_pieces
-from .test_gguf_writer import YARN, written
+from .test_gguf_writer import written
 
 pytestmark = pytest.mark.peers
 huggingface = pytest.importorskip("bitport.integrations.huggingface")
