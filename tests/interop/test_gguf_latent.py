@@ -102,12 +102,18 @@ def test_a_quantized_matrix_is_written_as_floats(tmp_path: Path) -> None:
 
 
 def test_glm_flash_is_read_as_deepseek(tmp_path: Path) -> None:
-    """GLM 4.7 Flash computes the same, under another name."""
-    config = small("Glm4MoeLiteConfig", **{**DEEPSEEK, "q_lora_rank": 96})
+    """GLM 4.7 Flash computes the same, under another name. Its norms have two epsilons, which a file cannot say."""
+    config = small("Glm4MoeLiteConfig", **{**DEEPSEEK, "q_lora_rank": 96, "rms_norm_eps": 1e-5})
     model = write(tmp_path / "m.gguf", model_of(config), KINDS)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     assert said(tmp_path / "out")["model_type"] == "deepseek_v3"
     assert_same_answers(model, tmp_path / "out")
+    written(config, tmp_path / "w", {"*o_proj": "int4-g32-sym", "*": "skip"})
+    done = convert(tmp_path / "w" / "q", tmp_path / "n.gguf", to="gguf", progress=False)
+    assert "llama.cpp's norms of q_a and kv_a have 1e-05 too, where the model has 1e-06" in done.notes
+    one, other = (read_header(tmp_path / name).settings for name in ("m.gguf", "n.gguf"))
+    ours = {key for key in one if key.startswith("deepseek2.")}
+    assert {key: one[key] for key in ours} == {key: other[key] for key in ours}
 
 
 @pytest.mark.parametrize(

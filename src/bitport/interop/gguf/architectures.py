@@ -7,6 +7,7 @@ in the file, are one [experts, K, 2 N] in transformers, with interleaved columns
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from reprlib import repr as short
 from typing import Any
@@ -424,6 +425,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         declared={},
     ),
 }
+ARCHITECTURES["glm4moelite"] = dataclasses.replace(
+    ARCHITECTURES["deepseek3"], classname="Glm4MoeLiteForCausalLM", model_type="glm4_moe_lite"
+)
+"""Written as what it computes, and read as that."""
 
 
 def architecture(said: Mapping[str, Any]) -> Architecture:

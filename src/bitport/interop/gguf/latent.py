@@ -33,6 +33,9 @@ KEY_OF_MODEL, VALUE_OF_MODEL = "attention.key_length_mla", "attention.value_leng
 MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 """0.1 of mscale_all_dim."""
 
+EPSILON = 1e-6
+"""Of the norms of short vectors in the model, whatever the others have."""
+
 
 def deepseek2(settings: Settings, config: dict[str, Any]) -> None:
     """llama.cpp does not normalize the weights of the selected experts, nor does the model."""

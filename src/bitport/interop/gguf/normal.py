@@ -64,6 +64,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     | {"routed_scaling_factor": 1.0, "norm_topk_prob": False, "topk_method": "greedy", "scoring_func": "softmax"},
     "deepseek3": {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "n_shared_experts": 1}
     | {"routed_scaling_factor": 2.5, "norm_topk_prob": True},
+    "glm4moelite": {"n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+    | {"routed_scaling_factor": 1.8, "norm_topk_prob": True},
     "lfm2": {"conv_bias": False, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
     "gemma4": {"attention_k_eq_v": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 256}
     | {"use_double_wide_mlp": False, "enable_moe_block": False, "vocab_size_per_layer_input": 262144}
@@ -96,6 +98,8 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     _default(wanted, "tie_word_embeddings", name in TIED)
     for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", "vocab_size"):
         _check(wanted, key)
+    if name == "glm4moelite":
+        _dense(wanted)
     if ARCHITECTURES[name].latent:
         for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
             _check(wanted, key)
@@ -148,6 +152,18 @@ def _lfm2(wanted: dict[str, Any]) -> None:
         if not isinstance(full, list | None):
             raise ArgumentError(f"config.json has full_attn_idxs {short(full)}, and must have a list")
         wanted["layer_types"] = ["full_attention" if full is None or at in full else "conv" for at in every]
+
+
+def _dense(wanted: dict[str, Any]) -> None:
+    """``mlp_layer_types`` may tell which layers have no experts, instead of how many."""
+    kinds = wanted.pop("mlp_layer_types", None)
+    if kinds is None:
+        _default(wanted, "first_k_dense_replace", 1)
+        return
+    dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if kinds != ["dense"] * dense + ["sparse"] * (wanted["num_hidden_layers"] - dense):
+        raise ArgumentError(f"config.json has mlp_layer_types {short(kinds)}; a file has 'sparse' after 'dense' alone")
+    wanted["first_k_dense_replace"] = dense
 
 
 def _gemma4(wanted: dict[str, Any]) -> None:

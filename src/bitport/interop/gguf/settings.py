@@ -22,7 +22,7 @@ from bitport.interop.gguf.keys import EPSILONS, KEYS, MOST, REAL, Settings
 from bitport.interop.gguf.normal import HYBRID, normal, real
 from bitport.interop.gguf.special import EVERY, INNER, SECTIONS, llama3_factors
 
-ALIKE = {"mistral": "llama"}
+ALIKE = {"mistral": "llama", "kimi_k2": "deepseek3"}
 """Model types that compute the same as another one."""
 SOME = {key for its in ARCHITECTURES.values() for key in its.more}
 """The entries of KEYS that not all architectures have."""

@@ -58,6 +58,9 @@ class Writer:
             self.notes.append(f"llama.cpp has no window of {near} tokens for {kind}: there a token sees all before it")
         if read["rope_parameters"].get("truncate") is False:
             self.notes.append("llama.cpp rounds the limits of yarn to whole numbers, the model does not (truncate)")
+        if self.its.latent and read["rms_norm_eps"] != latent.EPSILON:
+            eps = read["rms_norm_eps"]
+            self.notes.append(f"llama.cpp's norms of q_a and kv_a have {eps} too, where the model has {latent.EPSILON}")
         if read.get("topk_method") == "group_limited_greedy":
             self.notes.append("llama.cpp chooses groups of experts by their two best, the model by the best of each")
         ends = config.get("eos_token_id")
