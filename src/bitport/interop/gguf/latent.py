@@ -28,7 +28,7 @@ PARTS = ("attn_k_b", "attn_v_b")
 QUERIES = ("attn_q",)
 LATENT_QUERIES = ("attn_q_a", "attn_q_a_norm", "attn_q_b")
 """Of models that compute the queries, too, from a short vector."""
-KEY, VALUE = "attention.key_length", "attention.value_length"
+HEADS, KEY, VALUE = KEYS["num_key_value_heads"], KEYS["head_dim"], "attention.value_length"
 KEY_OF_MODEL, VALUE_OF_MODEL = "attention.key_length_mla", "attention.value_length_mla"
 MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 """0.1 of mscale_all_dim."""
@@ -55,12 +55,12 @@ def _special(settings: Settings, config: dict[str, Any]) -> None:
     config["num_hidden_layers"] -= predicting(settings)
     heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
     turned = settings.whole("rope.dimension_count")
-    own = settings.whole(KEY_OF_MODEL, None)
-    shared = own is not None
-    keys, values = (own, settings.whole(VALUE_OF_MODEL)) if shared else (settings.whole(KEY), settings.whole(VALUE))
-    wanted = {KEY: rank + turned, VALUE: rank, KEYS["num_key_value_heads"]: 1} if shared else {}
-    wanted = wanted or {KEYS["num_key_value_heads"]: heads}
-    for key, value in wanted.items():
+    keys = settings.whole(KEY_OF_MODEL, None)
+    if keys is None:
+        keys, values, follows = settings.whole(KEY), settings.whole(VALUE), {HEADS: heads}
+    else:
+        values, follows = settings.whole(VALUE_OF_MODEL), {KEY: rank + turned, VALUE: rank, HEADS: 1}
+    for key, value in follows.items():
         if (said := settings.whole(key, value)) != value:
             raise CheckpointError(f"{settings.architecture}.{key} is {said}; {value} is read, as follows from others")
     if keys <= turned:
@@ -78,7 +78,7 @@ def _special(settings: Settings, config: dict[str, Any]) -> None:
 def settings_of(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """What is not simply one of KEYS."""
     rank, turned = wanted["kv_lora_rank"], wanted["qk_rope_head_dim"]
-    yield KEYS["num_key_value_heads"], 1
+    yield HEADS, 1
     yield KEY, rank + turned
     yield VALUE, rank
     yield KEY_OF_MODEL, wanted["qk_nope_head_dim"] + turned
