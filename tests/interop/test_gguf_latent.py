@@ -128,6 +128,7 @@ def test_glm_flash_is_read_as_deepseek(tmp_path: Path) -> None:
         ("deepseek2", {"rope.dimension_count": None}, "dimension_count must be int, not absent"),
         ("deepseek2", {"attention.kv_lora_rank": None}, "kv_lora_rank must be int, not absent"),
         ("deepseek2", {"attention.q_lora_rank": None}, r"blk\.0\.attn_q_a\.weight: .* has no such"),
+        ("deepseek2", {"rope.scaling.yarn_log_multiplier": None}, "yarn_log_multiplier must be float, not absent"),
         ("deepseek2", {"expert_weights_norm": (True, types.BOOL)}, "read with expert_gating_func 2 alone"),
         ("deepseek2", {"expert_gating_func": (3, types.UINT32)}, "expert_gating_func is 3; 1 is read"),
         ("deepseek2", {"attention.temperature_scale": (0.1, types.FLOAT32)}, "temperature_scale = 0.1"),

@@ -31,7 +31,7 @@ LATENT_QUERIES = ("attn_q_a", "attn_q_a_norm", "attn_q_b")
 HEADS, KEY, VALUE = KEYS["num_key_value_heads"], KEYS["head_dim"], "attention.value_length"
 KEY_OF_MODEL, VALUE_OF_MODEL = "attention.key_length_mla", "attention.value_length_mla"
 MULTIPLIER = "rope.scaling.yarn_log_multiplier"
-"""0.1 of mscale_all_dim."""
+"""0.1 of mscale_all_dim. Without it llama.cpp scales attention as no model of transformers does."""
 
 EPSILON = 1e-6
 """Of the norms of short vectors in the model, whatever the others have."""
@@ -68,10 +68,8 @@ def _special(settings: Settings, config: dict[str, Any]) -> None:
     config |= {"num_key_value_heads": heads, "head_dim": turned, "qk_rope_head_dim": turned}
     config |= {"qk_nope_head_dim": keys - turned, "v_head_dim": values}
     rope = config["rope_parameters"]
-    multiplier = settings.real(MULTIPLIER, None)
-    if rope["rope_type"] == "yarn" and multiplier is None:
-        rope["attention_factor"] = 1.0
-    elif rope["rope_type"] == "yarn":
+    multiplier = settings.real(MULTIPLIER, ... if rope["rope_type"] == "yarn" else None)
+    if rope["rope_type"] == "yarn":
         rope["mscale"] = rope["mscale_all_dim"] = shortest(10 * shortest(multiplier))
 
 
