@@ -54,8 +54,20 @@ FORMS: dict[str, tuple[Pieces, dict[str, object], Callable[[Pieces], Tensor]]] =
         {"stack": True},
         lambda p: torch.stack([torch.cat([*row]) for row in p]),
     ),
-    "second of three": ([matrices(1, 12, 64)], {"part": (4, 8)}, lambda p: p[0][0][4:8]),
-    "last of two of a pair": ([matrices(2, 8, 64)], {"part": (8, 16)}, lambda p: p[0][1]),
+    "second of three": ([matrices(1, 12, 64)], {"part": range(4, 8)}, lambda p: p[0][0][4:8]),
+    "last of two of a pair": ([matrices(2, 8, 64)], {"part": range(8, 16)}, lambda p: p[0][1]),
+    "in another order": ([matrices(1, 8, 64)], {"part": (6, 1, 0, 7)}, lambda p: p[0][0][[6, 1, 0, 7]]),
+    "order within a stack": (
+        [matrices(1, 3, 8, 64)],
+        {"part": (6, 1, 0, 7), "axis": 1},
+        lambda p: p[0][0][:, [6, 1, 0, 7]],
+    ),
+    "part of a stack": ([matrices(1, 3, 8, 64)], {"part": range(2, 5), "axis": 1}, lambda p: p[0][0][:, 2:5]),
+    "stacks beside": (
+        [[*matrices(1, 3, 8, 64), *matrices(1, 3, 4, 64)]],
+        {"axis": 1},
+        lambda p: torch.cat([*p[0]], 1),
+    ),
     "flipped": ([matrices(1, 8, 64)], {"flipped": True}, lambda p: p[0][0].T),
     "flipped stack": (
         [[m] for m in matrices(2, 8, 64)],
@@ -94,7 +106,7 @@ def test_the_same_rows(form: str, scheme: str | None) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_tensor_that_it_is_a_form_of(form: str) -> None:
     described, _ = made(FORMS[form][0], **FORMS[form][1])
-    alone = form in ("renamed", "second of three", "flipped")
+    alone = len(FORMS[form][0]) == len(FORMS[form][0][0]) == 1 and not FORMS[form][1].get("stack")
     assert described.source == ("p0.0" if alone else None)
 
 
@@ -115,6 +127,23 @@ def test_one_scale_for_each_of_two() -> None:
     assert whole.scheme.weight.block == (1, 0)
     assert torch.equal(whole.dequantize(), torch.cat([piece.dequantize() for piece in pieces]))
     assert made([pieces[:1]])[1] is pieces[0]
+
+
+@pytest.mark.parametrize("block", [(0, 0), (4, 0), (4, 32), (1, 32)])
+def test_scales_of_rows_that_change_places(block: tuple[int, int]) -> None:
+    """A scale of some rows is repeated for each of them; one for all rows stays one."""
+    piece = quantize_tensor(*matrices(1, 12, 64), Scheme(weight=Format(dtype="float8_e4m3", block=block)))
+    order = [5, 0, 11, 1, 4]
+    _, taken = made([[piece]], part=tuple(order))
+    assert isinstance(taken, QTensor)
+    assert taken.scheme.weight.block == ((1, block[1]) if block[0] else block)
+    assert torch.equal(taken.dequantize(), piece.dequantize()[order])
+
+
+def test_inputs_keep_their_order() -> None:
+    stored = quantize_tensor(*matrices(1, 8, 64), "int8").t()
+    with pytest.raises(CheckpointError, match=r"dimension 0 of .* is not that of its outputs"):
+        made([[stored]], part=(1, 0))
 
 
 def test_what_lies_the_other_way_round_in_the_file() -> None:
@@ -138,8 +167,8 @@ SQUARE = quantize_tensor(torch.ones(64, 64), "int8")
         ([[torch.ones(4, 8), torch.ones(4, 9)]], {}, r"pieces of shapes \[\[4, 8\], \[4, 9\]\]"),
         ([[torch.ones(4, 8)], [torch.ones(5, 8)]], {"stack": True}, r"pieces of shapes \[\[4, 8\], \[5, 8\]\]"),
         ([[torch.ones(()), torch.ones(())]], {}, r"pieces of shapes \[\[\], \[\]\]"),
-        ([[torch.ones(5, 8)]], {"part": (4, 6)}, r"rows 4 to 6 of p0.0 \[5, 8\]"),
-        ([[torch.ones(())]], {"part": (0, 1)}, r"rows 0 to 1 of p0.0 \[\]"),
+        ([[torch.ones(5, 8)]], {"part": range(4, 6)}, r"rows range\(4, 6\) of p0.0 \[5, 8\]"),
+        ([[torch.ones(())]], {"part": range(1)}, r"rows range\(0, 1\) of p0.0 \[\]"),
         ([[torch.ones(4, 8), torch.ones(4, 8).half()]], {}, "p0.0 is torch.float32 and p0.1 is torch.float16"),
         (
             [[quantize_tensor(torch.ones(4, 64), "int8"), torch.ones(4, 64)]],

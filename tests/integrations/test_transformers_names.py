@@ -53,7 +53,7 @@ def original(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Pat
     return folder
 
 
-def rounded(source: Path, checkpoint: Path, folder: Path) -> Any:
+def rounded(source: Path, checkpoint: Path, folder: Path, kind: Any = transformers.AutoModelForCausalLM) -> Any:
     """The model that transformers loads from files with each tensor rounded separately."""
     entries = read_manifest(checkpoint).tensors
     values = {
@@ -65,7 +65,7 @@ def rounded(source: Path, checkpoint: Path, folder: Path) -> Any:
         {name: value.contiguous() for name, value in values.items()}, folder / "model.safetensors", {"format": "pt"}
     )
     shutil.copy(source / "config.json", folder)
-    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+    return kind.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8", "nf4", "fp8-wo", "mxfp4-wo", "nvfp4-wo", "fp8-block-wo"])
@@ -302,6 +302,66 @@ def test_parts_of_the_sizes_that_the_model_has(scheme: str, tmp_path: Path, caps
     manifest.tensors[name] = dataclasses.replace(manifest.tensors[name], shape=(127, 64))
     with pytest.raises(CheckpointError, match=r"a part of .* \[127, 64\]: .* have \[64, 32, 32\] rows"):
         arrangement(model)(manifest)
+
+
+ATTENTION = {"vocab_size": 96, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+VISION = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "max_position_embeddings": 128}
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+NEAR = {f"swa_{key}": value for key, value in ATTENTION.items() if key.endswith(("heads", "head_dim"))}
+INKLING = {**ATTENTION, **NEAR, **ROUTED, "sliding_window_size": 8, "d_rel": 4, "rel_extent": 16}
+MOVED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "kimi-k2.5": (
+        "Kimi_K25ForConditionalGeneration",
+        "Kimi_K25Config",
+        {
+            "text_config": {**ATTENTION, **ROUTED, **LATENT, "model_type": "deepseek_v3", "intermediate_size": 96}
+            | {"num_hidden_layers": 2, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "pad_token_id": 0}
+            | {"first_k_dense_replace": 1},
+            "vision_config": {**VISION, "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4, "pos_emb_time": 2},
+        },
+    ),
+    "step-3.7": (
+        "Step3p7ForConditionalGeneration",
+        "Step3p7Config",
+        {
+            "text_config": {**ATTENTION, **ROUTED, "num_local_experts": 4, "intermediate_size": 96}
+            | {"num_hidden_layers": 3, "share_expert_dim": 48, "sliding_window": 8, "num_sliding_attention_heads": 4}
+            | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+            "vision_config": {**VISION, "image_size": 32, "patch_size": 8, "mlp_ratio": 1.5},
+            "image_token_id": 5,
+        },
+    ),
+    "inkling": (
+        "InklingForCausalLM",
+        "InklingTextConfig",
+        {**INKLING, "num_hidden_layers": 3, "intermediate_size": 96},
+    ),
+    "inkling2": (
+        "Inkling2ForCausalLM",
+        "Inkling2TextConfig",
+        {**INKLING, "num_hidden_layers": 4, "n_layers_per_attn_res_block": 2, "unpadded_vocab_size": 90},
+    ),
+}
+"""Models in whose files outputs lie in another order: of rotary embeddings, of gate and up projections; or that have
+more of them."""
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_outputs_in_another_order(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    its, config, fields = MOVED[name]
+    kind = getattr(transformers, its, None) or pytest.skip("a model that this version does not know")
+    torch.manual_seed(0)
+    kind(getattr(transformers, config)(**fields)).save_pretrained(tmp_path / "float")
+    assert main(["quantize", str(tmp_path / "float"), "--scheme", "int4-g32", "-o", str(tmp_path / "out")]) == 0
+    assert "note: " not in capsys.readouterr().err
+    model = kind.from_pretrained(tmp_path / "out")
+    wanted = rounded(tmp_path / "float", tmp_path / "out", tmp_path / "rounded", kind)
+    for each, param in model.named_parameters():
+        found = param.dequantize() if isinstance(param, QTensor) else param
+        assert torch.equal(found, wanted.get_parameter(each)), each
+    quantized = {each.rpartition(".")[2] for each, param in model.named_parameters() if isinstance(param, QTensor)}
+    assert {"weight", "gate_up_proj"} <= quantized
 
 
 def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

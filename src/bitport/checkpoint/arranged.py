@@ -1,11 +1,12 @@
 """Tensors that a model names or splits differently than a checkpoint: experts that are separate in the checkpoint but
 stacked in the model; gate and up projection that are separate but fused in the model; queries, keys and values that are
-fused but separate in the model."""
+fused but separate in the model; rows in another order."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from reprlib import repr as short
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.errors import CheckpointError
 from bitport.tensor import QTensor
-from bitport.tensor.combine import concatenated, stacked
+from bitport.tensor.combine import concatenated, reordered, stacked
 
 Arrangement = Callable[[Manifest], Manifest]
 """Maps the manifest of a checkpoint to the same tensors under the names, and with the splits, of a model."""
@@ -26,8 +27,11 @@ class Arranged(Entry):
     pieces: tuple[tuple[Entry, ...], ...] = ()
     """Rows to stack, each of tensors to concatenate along their outputs."""
     stack: bool = False
-    part: tuple[int, int] | None = None
-    """(start, end) of the rows that it is of the result of the pieces; None: all of them."""
+    axis: int = 0
+    """The dimension of outputs in pieces: 1 if they are stacks of experts already."""
+    part: Sequence[int] | None = None
+    """The outputs of the result of the pieces that it has, in its order; a range if they follow each other. None: all
+    of them."""
     flipped: bool = False
     """The result of the pieces is [.., K, N], and this tensor [.., N, K]."""
 
@@ -37,8 +41,7 @@ class Arranged(Entry):
         size = sum(piece.nbytes for piece in every)
         if self.part is None:
             return size
-        start, end = self.part
-        return size * (end - start) // sum(piece.shape[0] for piece in self.pieces[0])
+        return size * len(self.part) // sum(piece.shape[self.axis] for piece in self.pieces[0])
 
     @property
     def source(self) -> str | None:
@@ -48,10 +51,10 @@ class Arranged(Entry):
     def made(self, read: Callable[[Entry], Tensor]) -> Tensor:
         """Build the tensor. ``read``: returns the tensor of an entry as stored in the file."""
         try:
-            rows = [_beside([read(piece) for piece in row]) for row in self.pieces]
+            rows = [_beside([read(piece) for piece in row], self.axis) for row in self.pieces]
             quantized = [row for row in rows if isinstance(row, QTensor)]
             whole = rows[0] if not self.stack else stacked(quantized) if quantized else torch.stack(rows)
-            part = whole if self.part is None else whole[slice(*self.part)]
+            part = whole if self.part is None else _taken(whole, self.part, self.axis)
             return part if not self.flipped else part.mT if quantized else part.mT.contiguous()
         except ValueError as error:
             raise CheckpointError(
@@ -59,11 +62,19 @@ class Arranged(Entry):
             ) from error
 
 
-def _beside(tensors: Sequence[Tensor]) -> Tensor:
+def _beside(tensors: Sequence[Tensor], axis: int) -> Tensor:
     quantized = [tensor for tensor in tensors if isinstance(tensor, QTensor)]
     if len(tensors) == 1:
         return tensors[0]
-    return concatenated(quantized) if quantized else torch.cat([*tensors])
+    return concatenated(quantized) if quantized else torch.cat([*tensors], axis)
+
+
+def _taken(whole: Tensor, part: Sequence[int], axis: int) -> Tensor:
+    if isinstance(part, range):
+        taken = whole[(slice(None),) * axis + (slice(part.start, part.stop),)]
+        return taken if isinstance(whole, QTensor) else taken.contiguous()
+    order = torch.tensor(part, device=whole.device)
+    return reordered(whole, order, axis) if isinstance(whole, QTensor) else whole.index_select(axis, order)
 
 
 def arranged(
@@ -71,7 +82,8 @@ def arranged(
     pieces: Sequence[Sequence[Entry]],
     *,
     stack: bool = False,
-    part: tuple[int, int] | None = None,
+    axis: int = 0,
+    part: Sequence[int] | None = None,
     flipped: bool = False,
 ) -> Arranged:
     """Build an Arranged from fields as described there. CheckpointError unless the pieces are compatible."""
@@ -81,16 +93,15 @@ def arranged(
         if (piece.scheme, piece.dtype, piece.transposed) != (first.scheme, first.dtype, first.transposed):
             has = " and ".join(f"{each.name} is {each.scheme or each.dtype}" for each in (first, piece))
             raise CheckpointError(f"{name} is one tensor in the model, but {has}: give all of its pieces one scheme")
-    shapes = [_joined([piece.shape for piece in row]) for row in pieces]
+    shapes = [_joined([piece.shape for piece in row], axis) for row in pieces]
     if None in shapes or len(set(shapes)) > 1:
         raise CheckpointError(f"{name} cannot be made of pieces of shapes {[[*piece.shape] for piece in every]}")
     (inner,) = {shape for shape in shapes if shape is not None}
     shape = (len(pieces), *inner) if stack else inner
     if part is not None:
-        start, end = part
-        if not shape or not 0 <= start <= end <= shape[0]:
-            raise CheckpointError(f"{name} cannot be the rows {start} to {end} of {first.name} {[*shape]}")
-        shape = (end - start, *shape[1:])
+        if len(shape) <= axis or not all(0 <= row < shape[axis] for row in part):
+            raise CheckpointError(f"{name} cannot be the rows {short(part)} of {first.name} {[*shape]}")
+        shape = (*shape[:axis], len(part), *shape[axis + 1 :])
     return Arranged(
         name,
         first.shard,
@@ -102,15 +113,16 @@ def arranged(
         first.buffer,
         tuple(map(tuple, pieces)),
         stack,
+        axis,
         part,
         flipped,
     )
 
 
-def _joined(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape of the concatenated tensors; None if they are incompatible."""
+def _joined(shapes: Sequence[tuple[int, ...]], axis: int) -> tuple[int, ...] | None:
+    """The shape of the tensors, concatenated along ``axis``; None if they are incompatible."""
     if len(shapes) == 1:
         return shapes[0]
-    if not all(shapes) or len({shape[1:] for shape in shapes}) > 1:
+    if not all(len(shape) > axis for shape in shapes) or len({(*sh[:axis], *sh[axis + 1 :]) for sh in shapes}) > 1:
         return None
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    return (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bitport.checkpoint.arranged import Arrangement, arranged
@@ -21,9 +22,9 @@ from bitport.integrations.components import is_component
 from bitport.interop.skeleton import renaming
 
 STACK, BESIDE, FLIP = "MergeModulelist", "Concatenate", "Transpose"
-EQUAL, FITTING = ("Chunk", {"dim": 0, "num_shards_attribute": None}), ("Split", {"dim": 0})
-"""The supported operations of the table: stack tensors of experts; concatenate along the outputs; transpose; split
-along the outputs into equal parts, or into parts of the sizes that the model has."""
+MOVES = ("Chunk", "Split", "PermuteForRope", "Interleave", "Inkling2UnpadVocab")
+"""The supported operations of the table: stack tensors of experts; concatenate along the outputs; transpose; take some
+of the outputs, or all in another order."""
 
 
 def arrangement(model: Any) -> Arrangement:
@@ -53,7 +54,8 @@ def _arranged(model: Any, manifest: Manifest) -> Manifest:
                 other = next(iter(found.values()))[0]
                 raise CheckpointError(f"{other.name} and {entry.name} are both {name} of the model")
             found.setdefault(pattern, []).append(entry)
-    tensors = {name: _made(name, converter, found, among[name], own) for name, (converter, found) in groups.items()}
+    built = _Built(model, own)
+    tensors = {name: _made(name, converter, found, among[name], built) for name, (converter, found) in groups.items()}
     tied = {
         rename(alias, manifest.tensors[name])[0]: rename(name, manifest.tensors[name])[0]
         for alias, name in manifest.tied.items()
@@ -75,17 +77,29 @@ def _names(first: str, converter: Any) -> list[str]:
     return [first.replace(patterns[0], pattern) if at else first for at, pattern in enumerate(patterns)]
 
 
-def _made(name: str, converter: Any, found: dict[str, list[Entry]], among: list[str], own: dict[str, Tensor]) -> Entry:
-    """Build the entry of a model tensor. ``among``: the names of all that are made with it; ``own``: the model's
-    tensors."""
+class _Built:
+    """The model that transformers has built, as operations of its table see it: with parameters of whole numbers, since
+    some cast to the dtype of a parameter, which must not round the numbers of outputs."""
+
+    def __init__(self, model: Any, own: dict[str, Tensor]) -> None:
+        self.config, self.own = model.config, own
+
+    def get_parameter(self, name: str) -> Tensor:
+        return torch.empty_like(self.own[name], dtype=torch.int64, device="meta")
+
+
+def _made(name: str, converter: Any, found: dict[str, list[Entry]], among: list[str], built: _Built) -> Entry:
+    """Build the entry of a model tensor. ``among``: the names of all that are made with it."""
     if converter is None:
         ((entry,),) = found.values()
         return entry if entry.name == name else arranged(name, [[entry]])
-    if (one := _of_one(name, converter, found, among, own)) is not None:
+    if (one := _of_one(name, converter, found, among, built)) is not None:
         return one
     operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
     stack = (STACK, 0) in operations
-    known = [(STACK, 0)] * stack + [(BESIDE, int(stack))] * (len(operations) > stack)
+    stacks = all(len(entry.shape) == 3 for entries in found.values() for entry in entries)
+    axis = int(stacks and operations == [(BESIDE, 1)])
+    known = [(STACK, 0)] * stack + [(BESIDE, int(stack) or axis)] * (len(operations) > stack)
     if operations != known:
         what = ", ".join(type(operation).__name__ for operation in converter.operations)
         raise CheckpointError(
@@ -95,35 +109,55 @@ def _made(name: str, converter: Any, found: dict[str, list[Entry]], among: list[
     columns = [found.get(pattern, []) for pattern in converter.source_patterns]
     if len({len(column) for column in columns}) > 1:
         raise CheckpointError(f"{name} lacks pieces: there are {[len(column) for column in columns]} of its parts")
-    return arranged(name, [*zip(*columns, strict=True)], stack=stack)
+    return arranged(name, [*zip(*columns, strict=True)], stack=stack, axis=axis)
 
 
-def _of_one(
-    name: str, converter: Any, found: dict[str, list[Entry]], among: list[str], own: dict[str, Tensor]
-) -> Entry | None:
-    """A part of one tensor, or its transpose; None if ``converter`` does something else."""
-    if len(converter.operations) != 1 or [len(entries) for entries in found.values()] != [1]:
+def _of_one(name: str, converter: Any, found: dict[str, list[Entry]], among: list[str], built: _Built) -> Entry | None:
+    """Some of the outputs of one tensor, or its transpose; None if ``converter`` does something else."""
+    if [len(entries) for entries in found.values()] != [1]:
         return None
-    ((entry,),), (operation,) = found.values(), converter.operations
-    kind, said = type(operation).__name__, vars(operation)
-    if (kind, said) == EQUAL or ((kind, said) == FITTING and own.keys() >= {*among}):
-        return arranged(name, [[entry]], part=_rows(name, entry, among, {} if (kind, said) == EQUAL else own))
-    rank = len(entry.shape)
-    if kind == FLIP and sorted((said["dim0"], said["dim1"])) == [rank - 2, rank - 1]:
-        return arranged(name, [[entry]], flipped=not (said.get("check_dims") and _is(own.get(name), entry)))
+    ((entry,),), rank = found.values(), len(next(iter(found.values()))[0].shape)
+    kinds = [type(operation).__name__ for operation in converter.operations]
+    if {*kinds} <= {*MOVES} and built.own.keys() >= {*among} and not entry.transposed and 0 not in entry.shape:
+        return _moved(name, converter, entry, among, built)
+    if kinds == [FLIP]:
+        said = vars(converter.operations[0])
+        if sorted((said["dim0"], said["dim1"])) == [rank - 2, rank - 1]:
+            return arranged(name, [[entry]], flipped=not (said.get("check_dims") and _is(built.own.get(name), entry)))
     return None
 
 
-def _rows(name: str, entry: Entry, among: list[str], own: dict[str, Tensor]) -> tuple[int, int]:
-    """(start, end) of the rows of ``entry`` that ``name`` is. They are divided among all of ``among``: as many
-    for each as its tensor in ``own`` has, or equally many if ``own`` is empty."""
-    rows, at = math.prod(entry.shape[:1]), among.index(name)
-    sizes = [own[each].shape[0] for each in among] if own else [rows // len(among)] * len(among)
-    if sum(sizes) != rows:
+def _moved(name: str, converter: Any, entry: Entry, among: list[str], built: _Built) -> Entry | None:
+    """The outputs of ``entry`` that ``converter`` moves into ``name``: found out by what it does with their numbers.
+    None if it moves anything else."""
+    outer = entry.shape[:-1] or entry.shape
+    numbers = torch.arange(math.prod(outer), device="cpu").reshape(*outer, *[1] * (len(entry.shape) > 1))
+    held: dict[str, Any] = {converter.source_patterns[0]: [numbers]}
+    said = {"source_patterns": converter.source_patterns, "target_patterns": converter.target_patterns}
+    said |= {"full_layer_name": among[0], "model": built, "config": built.config}
+    sizes = [built.own[each].shape[0] for each in among]
+    try:
+        for operation in converter.operations:
+            held = operation.convert(held, **said)
+        found, size = held[converter.target_patterns[among.index(name)]], sizes[among.index(name)]
+        if len(found) != size or not size:
+            raise ValueError
+    except (RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"{name} cannot be a part of {entry.name} {[*entry.shape]}: the parts of the model have {sizes} rows"
-        )
-    return sum(sizes[:at]), sum(sizes[: at + 1])
+        ) from error
+    for axis in range(min(len(outer), 2)):
+        order = found.select(0, 0) if axis else found
+        order = order.reshape(len(order), -1)[:, 0] // math.prod(outer[axis + 1 :])
+        if int(order.max()) < outer[axis] and torch.equal(numbers.index_select(axis, order), found):
+            return arranged(name, [[entry]], axis=axis, part=_range(order.tolist()))
+    return None
+
+
+def _range(rows: list[int]) -> Sequence[int]:
+    """A range, if they follow each other."""
+    all_of_them = range(rows[0], rows[-1] + 1)
+    return all_of_them if [*all_of_them] == rows else tuple(rows)
 
 
 def _is(own: Tensor | None, entry: Entry) -> bool:

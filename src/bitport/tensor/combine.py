@@ -1,5 +1,5 @@
-"""Combine quantized matrices exactly: stack them, as experts are, or concatenate them along their outputs. Matrices
-with a single scale get one scale per row when concatenated."""
+"""Combine quantized matrices exactly: stack them, as experts are, concatenate them along their outputs, or bring these
+into another order. Where several rows share a scale and would not do so afterwards, each gets its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized
 from bitport.numerics.packing import as_bytes
-from bitport.tensor.borders import is_conv
+from bitport.tensor.borders import axis_of, cut_along, is_conv, matrix_like
 from bitport.tensor.forms import with_row_scales, without_global
 from bitport.tensor.join import join
-from bitport.tensor.qtensor import EXTRA, QTensor
+from bitport.tensor.qtensor import EXTRA, PARTS, QTensor
 
 
 def stacked(pieces: Sequence[QTensor]) -> QTensor:
@@ -43,6 +43,25 @@ def concatenated(pieces: Sequence[QTensor]) -> QTensor:
     plain = [without_global(with_row_scales(piece) if apart else piece) for piece in plain]
     outputs = 0 if is_conv(plain[0]) else -1 if plain[0].transposed else -2
     return join(plain, outputs)
+
+
+def reordered(q: QTensor, order: Tensor, dim: int) -> QTensor:
+    """The outputs ``order`` of ``q``, along ``dim``, in the plain layout."""
+    plain = q.to_layout("plain")
+    if axis_of(plain, dim) != "n":
+        raise ArgumentError(f"dimension {dim} of {q!r} is not that of its outputs, which alone can change their order")
+    if plain.scheme.weight.block[0] > 1:
+        plain = with_row_scales(plain)
+    cut = cut_along(plain, dim)
+
+    def ordered(name: str) -> Tensor | None:
+        part = getattr(plain, name)
+        return part if name not in cut else as_bytes(part).index_select(cut[name], order).view(part.dtype)
+
+    shape = [*plain.shape]
+    shape[dim] = len(order)
+    parts = {name: ordered(name) for name in PARTS}
+    return plain.with_parts(parts, shape=tuple(shape), matrix=matrix_like(plain, shape))
 
 
 def _shared(pieces: Sequence[QTensor], name: str) -> Tensor | None:
