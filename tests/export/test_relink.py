@@ -70,6 +70,28 @@ def test_the_program_computes_the_same_without_a_quantized_tensor(every: Every) 
         torch.testing.assert_close(program.module()(ids), every(ids), rtol=1e-5, atol=1e-5)
 
 
+class Named(nn.Module):
+    """Layers whose names differ in a dot alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.ModuleDict({"up": nn.Linear(64, 64, bias=False)})
+        self.gate_up = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate_up(self.gate["up"](x))
+
+
+def test_layers_with_similar_names_keep_their_own_weights() -> None:
+    model = Named().eval()
+    for layer in (model.gate["up"], model.gate_up):
+        weight = quantize_tensor(layer.weight.detach(), "int4-g32", pre_scale=torch.rand(64) + 0.5)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+    x = torch.randn(3, 64)
+    program = relinked(Method(model, (x,)), lambda q, op: None, Dense)
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_a_refusal_names_the_layer_and_its_size(every: Every) -> None:
     def refuses(q: QTensor, op: str) -> str | None:
         return "not today" if op == "dyn_linear_then" else None

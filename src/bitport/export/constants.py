@@ -77,12 +77,12 @@ class Constants:
             if name not in span_of or not _is_operand(node):
                 found[target] = part
                 if not value_of(graph, node).is_contiguous():
-                    _keep(graph, target, read(part))
+                    keep(graph, target, read(part))
                 continue
             number = span_of[name]
             whole, place = self._place(self._spans[number], places), f"{SPANS}.{number}"
             if place not in found:
-                _keep(graph, place, read(whole))
+                keep(graph, place, read(whole))
             found[place] = whole
             _cut(graph, node, place, part, (part.at - whole.at) // part.dtype.itemsize)
         _forget_others(graph, found)
@@ -123,7 +123,7 @@ def _read(data: mmap.mmap, start: int, constant: Constant) -> Tensor:
     return flat.view(constant.shape)
 
 
-def _keep(graph: fx.GraphModule, target: str, value: Tensor) -> None:
+def keep(graph: fx.GraphModule, target: str, value: Tensor) -> None:
     """Register ``value`` as the buffer ``target``, replacing whatever had that name."""
     path, _, name = target.rpartition(".")
     owner = graph.get_submodule(path)

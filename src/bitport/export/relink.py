@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from bitport.errors import ExportError
 from bitport.export.compile import Method, exported
-from bitport.export.constants import value_of
+from bitport.export.constants import keep, value_of
 from bitport.ops import OPS
 from bitport.ops.linear_then import follow
 from bitport.tensor import QTensor
@@ -70,7 +70,7 @@ def relinked(
         if reason := refusal(weight, op):
             raise ExportError(f"{name} is {weight.scheme}, {weight.matrix.n}x{weight.matrix.k}: {reason}")
         if id(weight) not in made:
-            made[id(weight)] = f"{name.replace('.', '_')}_quantized", operand(weight)
+            made[id(weight)] = f"{name}_quantized", operand(weight)
             graph.add_submodule(*made[id(weight)])
         place, built = made[id(weight)]
         built.prepare(op)
@@ -97,8 +97,8 @@ def _make_plain(graph: fx.GraphModule, node: fx.Node) -> None:
     part = str(node.args[1])
     if not isinstance(weight, QTensor) or part not in EXTRA:
         raise ExportError(f"{name} is {getattr(weight, 'scheme', 'of another library')}: {OTHERS}")
-    place = f"{name.replace('.', '_')}_{part}"
-    graph.register_buffer(place, getattr(weight, part))
+    place = f"{name}_{part}"
+    keep(graph, place, getattr(weight, part))
     with graph.graph.inserting_before(node):
         constant = graph.graph.get_attr(place)
     node.replace_all_uses_with(constant)
