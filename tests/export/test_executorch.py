@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import bitport as bp
 from bitport.errors import ArgumentError, ExportError
 from bitport.export import Method, executorch
+from bitport.export.lookup import Lookup
 from bitport.export.relink import relinked
 from bitport.export.xnnpack_weight import XnnpackWeight, refusal
 from bitport.numerics import unpack_bits
@@ -52,7 +53,6 @@ def test_the_operands_mean_the_same_numbers(scheme: str) -> None:
     q = quantized(scheme)
     assert refusal(q, "linear") is None
     weight = XnnpackWeight(q)
-    weight.prepare("linear")
     if scheme == "int8-dyn":  # its scales are float32
         torch.testing.assert_close(weight.value().double(), exact(q), rtol=2.0**-24, atol=0)
     else:
@@ -64,7 +64,7 @@ def test_a_lookup_is_computed_from_the_codes(scheme: str) -> None:
     table = nn.Embedding(N, K).bfloat16()
     bp.quantize_(table, {"*": scheme}, measure=False)
     table, ids = table.float(), torch.tensor([[3, 0], [47, 11]])
-    program = relinked(Method(table, (ids,)), refusal, XnnpackWeight)
+    program = relinked(Method(table, (ids,)), refusal, XnnpackWeight, Lookup)
     assert torch.equal(program.module()(ids), table(ids))
 
 
@@ -72,7 +72,7 @@ def test_a_lookup_is_computed_from_the_codes(scheme: str) -> None:
 def test_what_is_refused_is_named(scheme: str) -> None:
     model = nn.Sequential(layer_of(scheme))
     with pytest.raises(ExportError, match=REFUSED[scheme]) as raised:
-        relinked(Method(model, (torch.ones(2, K),)), refusal, XnnpackWeight)
+        relinked(Method(model, (torch.ones(2, K),)), refusal, XnnpackWeight, Lookup)
     assert "0.weight is" in str(raised.value)
 
 

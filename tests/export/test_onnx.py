@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import bitport as bp
 from bitport.errors import ArgumentError, ExportError
 from bitport.export import Method, onnx, onnx_qdq
+from bitport.export.lookup import Lookup
 from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.relink import relinked
 from bitport.numerics import fake_quantize, unpack_bits
@@ -72,7 +73,7 @@ def test_what_is_refused_is_named(scheme: str) -> None:
     model = nn.Sequential(nn.Linear(48, 48))
     bp.quantize_(model, scheme, measure=False)
     with pytest.raises(ExportError, match=REFUSED[scheme]) as raised:
-        relinked(Method(model, (torch.ones(2, 48),)), refusal, OnnxWeight)
+        relinked(Method(model, (torch.ones(2, 48),)), refusal, OnnxWeight, OnnxWeight)
     assert "0.weight is" in str(raised.value)
 
 
@@ -82,14 +83,14 @@ def test_what_standard_operators_refuse(scheme: str) -> None:
     bp.quantize_(model, scheme, measure=False)
     said = "whole zero points or none" if "fzero" in scheme else REFUSED[scheme]
     with pytest.raises(ExportError, match=said):
-        relinked(Method(model, (torch.ones(2, 48),)), onnx_qdq.refusal, onnx_qdq.QdqWeight)
+        relinked(Method(model, (torch.ones(2, 48),)), onnx_qdq.refusal, onnx_qdq.QdqWeight, Lookup)
 
 
 def test_a_table_with_float_zero_points_is_refused() -> None:
     table = nn.Embedding(40, 64)
     bp.quantize_(table, {"*": "int4-g32-fzero"}, measure=False)
     with pytest.raises(ExportError, match="whole zero points or none"):
-        relinked(Method(table, (torch.arange(3),)), refusal, OnnxWeight)
+        relinked(Method(table, (torch.arange(3),)), refusal, OnnxWeight, OnnxWeight)
 
 
 def test_bfloat16_is_refused_with_what_to_do(tmp_path: Path) -> None:

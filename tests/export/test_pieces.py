@@ -113,7 +113,7 @@ def test_they_are_spelled_out() -> None:
 def test_other_runtimes_get_them_as_weights() -> None:
     """With their existing codes: for rows 32 to 80, those rows."""
     given = Method(Pieces("int4-g32").float(), (torch.randn(3, K),), ({0: ROWS},))
-    program = relinked(given, refusal, OnnxWeight)
+    program = relinked(given, refusal, OnnxWeight, OnnxWeight)
     whole = given.module.whole.weight.plain().data
     held = [each for name, each in program.state_dict.items() if name.endswith("codes")]
     assert any(torch.equal(each.flatten(1), whole[32:80]) for each in held)
@@ -139,4 +139,4 @@ def test_other_runtimes_pick_none() -> None:
             return x.expand(2, -1, -1) @ self.experts[picked]
 
     with pytest.raises(ExportError, match=r"picked by an input.*compute with all"):
-        relinked(Method(Picked(), (torch.randn(3, K), torch.tensor([2, 0]))), refusal, OnnxWeight)
+        relinked(Method(Picked(), (torch.randn(3, K), torch.tensor([2, 0]))), refusal, OnnxWeight, OnnxWeight)

@@ -62,7 +62,7 @@ def every() -> Every:
 def test_the_program_computes_the_same_without_a_quantized_tensor(every: Every) -> None:
     Dense.made = 0
     rows = torch.export.Dim("rows", min=1, max=64)
-    program = relinked(Method(every, (torch.arange(5),), ({0: rows},)), lambda q, op: None, Dense)
+    program = relinked(Method(every, (torch.arange(5),), ({0: rows},)), lambda q, op: None, Dense, Dense)
     assert Dense.made == 4, "the tied table is one operand"
     assert not [name for name, value in program.state_dict.items() if isinstance(value, QTensor)]
     assert "bitport" not in str(program.graph)
@@ -88,7 +88,7 @@ def test_layers_with_similar_names_keep_their_own_weights() -> None:
         weight = quantize_tensor(layer.weight.detach(), "int4-g32", pre_scale=torch.rand(64) + 0.5)
         layer.weight = nn.Parameter(weight, requires_grad=False)
     x = torch.randn(3, 64)
-    program = relinked(Method(model, (x,)), lambda q, op: None, Dense)
+    program = relinked(Method(model, (x,)), lambda q, op: None, Dense, Dense)
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)
 
 
@@ -97,14 +97,14 @@ def test_a_refusal_names_the_layer_and_its_size(every: Every) -> None:
         return "not today" if op == "dyn_linear_then" else None
 
     with pytest.raises(ExportError, match=r"^gate\.weight is int8-dyn, 64x64: not today$"):
-        relinked(Method(every, (torch.arange(5),)), refuses, Dense)
+        relinked(Method(every, (torch.arange(5),)), refuses, Dense, Dense)
 
 
 def test_weights_of_other_layers_are_refused() -> None:
     model = nn.Sequential(nn.Conv1d(16, 16, 3))
     bp.quantize_(model, {"*": "int8"}, measure=False)
     with pytest.raises(ExportError, match=r"0\.weight is int8.*only linear layers and lookups.*skip"):
-        relinked(Method(model, (torch.ones(1, 16, 8),)), lambda q, op: None, Dense)
+        relinked(Method(model, (torch.ones(1, 16, 8),)), lambda q, op: None, Dense, Dense)
 
 
 def test_experts_are_refused() -> None:
@@ -120,4 +120,4 @@ def test_experts_are_refused() -> None:
     bp.quantize_(model, {"*": "int4-g32"}, measure=False)
     given = (torch.ones(4, 64, dtype=torch.bfloat16), torch.tensor([1, 4], dtype=torch.int32))
     with pytest.raises(ExportError, match=r"^up is int4-g32.*only linear layers and lookups"):
-        relinked(Method(model, given), lambda q, op: None, Dense)
+        relinked(Method(model, given), lambda q, op: None, Dense, Dense)

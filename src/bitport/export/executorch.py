@@ -32,9 +32,10 @@ def executorch(
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
+    from bitport.export.lookup import Lookup
     from bitport.export.xnnpack_weight import XnnpackWeight, refusal
 
-    program = relinked(Method(module, args, dynamic_shapes), refusal, XnnpackWeight)
+    program = relinked(Method(module, args, dynamic_shapes), refusal, XnnpackWeight, Lookup)
     with torch.no_grad():
         lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
     graph: fx.GraphModule = lowered.exported_program().graph_module

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from bitport.export.relink import Operand
 from bitport.numerics import number_type
 from bitport.tensor import QTensor
 
 
-class Lookup(nn.Module):
+class Lookup(Operand):
     packed: Tensor
     scale: Tensor
     zero: Tensor | None
@@ -23,7 +24,7 @@ class Lookup(nn.Module):
         self.register_buffer("scale", parts.scale.float())
         self.register_buffer("zero", None if parts.zero is None else parts.zero.float())
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def embedding(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         flat = ids.reshape(-1)
         blocks = flat // self.block_n if self.block_n > 1 else flat
         zero = self.midpoint if self.zero is None else self._each(self.zero.index_select(0, blocks))

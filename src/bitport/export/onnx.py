@@ -17,6 +17,7 @@ from bitport.errors import ExportError
 from bitport.export import onnx_qdq
 from bitport.export.checks import check_float32, check_installed, check_target
 from bitport.export.compile import Method
+from bitport.export.lookup import Lookup
 from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.relink import relinked
 
@@ -45,7 +46,7 @@ def onnx(
     target = check_target(path, ".onnx", "an ONNX model")
     check_float32(module, args)
     check_installed("torch.onnx", "onnx", "onnxscript", "onnx")
-    rules = (onnx_qdq.refusal, onnx_qdq.QdqWeight) if standard else (refusal, OnnxWeight)
+    rules = (onnx_qdq.refusal, onnx_qdq.QdqWeight, Lookup) if standard else (refusal, OnnxWeight, OnnxWeight)
     program = relinked(Method(module, args, dynamic_shapes), *rules)
     with torch.no_grad():
         named = pytree.tree_map(lambda size: getattr(size, "__name__", size), dynamic_shapes)

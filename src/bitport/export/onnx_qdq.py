@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitport.export.lookup import Lookup
 from bitport.export.onnx_weight import unfit
 from bitport.export.relink import Operand
 from bitport.numerics import fake_quantize, number_type, unpack_bits
@@ -37,23 +36,16 @@ class QdqWeight(Operand):
 
     def __init__(self, q: QTensor) -> None:
         super().__init__()
-        self.n, self.k, number = q.matrix.n, q.matrix.k, number_type(q.matrix.dtype)
-        self.bits, self.midpoint = number.bits, int(number.midpoint)
-        self.names = NARROW if self.bits == 4 else ("codes", "zero")
-        self.kept = (q,)  # in a tuple, so that it is not registered as a parameter
-
-    def prepare(self, op: str) -> None:
-        matrix, parts = self.kept[0].matrix, self.kept[0].plain()
-        if op == "embedding":
-            self.lookup = Lookup(self.kept[0])
-        elif "scale" not in self._buffers:
-            zero = torch.full_like(parts.scale, self.midpoint).byte() if parts.zero is None else parts.zero
-            each = [part.repeat_interleave(matrix.block_n, 0)[: self.n] for part in (parts.scale.float(), zero)]
-            scale, zero = (part[:, 0].contiguous() if matrix.block_k >= matrix.k else part for part in each)
-            self.register_buffer(self.names[0], unpack_bits(parts.data, self.bits, self.k))
-            self.register_buffer("scale", scale)
-            self.register_buffer(self.names[1], zero)
-            self.where: dict[str, Any] = {"axis": 0} if scale.dim() == 1 else {"axis": 1, "block_size": matrix.block_k}
+        matrix, parts, number = q.matrix, q.plain(), number_type(q.matrix.dtype)
+        self.n, self.k = matrix.n, matrix.k
+        self.names = NARROW if number.bits == 4 else ("codes", "zero")
+        zero = torch.full_like(parts.scale, number.midpoint).byte() if parts.zero is None else parts.zero
+        each = [part.repeat_interleave(matrix.block_n, 0)[: self.n] for part in (parts.scale.float(), zero)]
+        scale, zero = (part[:, 0].contiguous() if matrix.block_k >= matrix.k else part for part in each)
+        self.register_buffer(self.names[0], unpack_bits(parts.data, number.bits, self.k))
+        self.register_buffer("scale", scale)
+        self.register_buffer(self.names[1], zero)
+        self.where: dict[str, Any] = {"axis": 0} if scale.dim() == 1 else {"axis": 1, "block_size": matrix.block_k}
 
     def linear(self, x: Tensor, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
         if act:
@@ -65,9 +57,6 @@ class QdqWeight(Operand):
             "DequantizeLinear", given, self.where, dtype=x.dtype, shape=shape, version=OPSET
         )
         return F.linear(x, weight, bias)
-
-    def embedding(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.lookup(ids)
 
 
 def narrow(model: Any) -> None:

@@ -22,10 +22,8 @@ WEIGHT_ARGS = 10
 
 
 class Operand(nn.Module):
-    """A quantized weight in the form of a runtime. Subclasses keep codes and scales as buffers."""
-
-    def prepare(self, op: str) -> None:
-        """Called before the op uses it, to register buffers that only this op needs."""
+    """A quantized weight in the form of a runtime, for products, for lookups, or for both. Subclasses keep codes and
+    scales as buffers."""
 
     def forward(self, op: str, x: Tensor, *rest: Any) -> Tensor:
         """Compute the op of that name; ``rest``: its arguments after the weight."""
@@ -53,13 +51,17 @@ OTHERS = (
 
 
 def relinked(
-    method: Method, refusal: Callable[[QTensor, str], str | None], operand: Callable[[QTensor], Operand]
+    method: Method,
+    refusal: Callable[[QTensor, str], str | None],
+    factor: Callable[[QTensor], Operand],
+    table: Callable[[QTensor], Operand],
 ) -> torch.export.ExportedProgram:
-    """Return the method with each quantized weight replaced by ``operand(weight)``, created once for all its uses.
+    """Return the method with each quantized weight replaced by an operand, which is ``factor(weight)`` in products and
+    ``table(weight)`` in lookups. Each is created once for all its uses, and once for both if they are one function.
     ``refusal(weight, op)``: why the runtime cannot use this weight for this op, or None; the ExportError names the
     layer."""
     graph = exported(method).module(check_guards=False)
-    made: dict[int, tuple[str, Operand]] = {}
+    made: dict[tuple[int, Callable[[QTensor], Operand]], str] = {}
     for node in list(graph.graph.nodes):
         op = _name_of(node)
         if op is None:
@@ -69,13 +71,13 @@ def relinked(
             raise ExportError(f"{name} is {weight.scheme}, taken by {op}: {OTHERS}")
         if reason := refusal(weight, op):
             raise ExportError(f"{name} is {weight.scheme}, {weight.matrix.n}x{weight.matrix.k}: {reason}")
-        if id(weight) not in made:
-            made[id(weight)] = f"{name}_quantized", operand(weight)
-            graph.add_submodule(*made[id(weight)])
-        place, built = made[id(weight)]
-        built.prepare(op)
+        make = table if op == "embedding" else factor
+        if (id(weight), make) not in made:
+            made[id(weight), make] = f"{name}_{'table' if op == 'embedding' else 'factor'}"
+            graph.add_submodule(made[id(weight), make], make(weight))
         with graph.graph.inserting_before(node):
-            call = graph.graph.call_module(place, (op, node.args[0], *node.args[1 + WEIGHT_ARGS :]))
+            given = (op, node.args[0], *node.args[1 + WEIGHT_ARGS :])
+            call = graph.graph.call_module(made[id(weight), make], given)
         node.replace_all_uses_with(call)
         graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()

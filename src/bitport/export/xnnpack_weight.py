@@ -6,8 +6,8 @@
     x       rounded to int8, with a scale and a zero point per row, chosen by XNNPACK
 
 value = codes * scale. 4-bit codes are packed in pairs when the program is written. XNNPACK misreads rows of odd length,
-so these are padded with a column of zeros, along with their input. A lookup is not a product: its rows are computed in
-ordinary operators, from codes in the plain layout.
+so these are padded with a column of zeros, along with their input. A lookup is not a product: ordinary
+operators compute it (:mod:`bitport.export.lookup`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  (defines the ops)
 
-from bitport.export.lookup import Lookup
 from bitport.export.relink import Operand
 from bitport.numerics import number_type, unpack_bits
 from bitport.tensor import QTensor
@@ -67,21 +66,14 @@ class XnnpackWeight(Operand):
 
     def __init__(self, q: QTensor) -> None:
         super().__init__()
-        matrix = q.matrix
-        self.k, self.bits = matrix.k, number_type(matrix.dtype).bits
+        matrix, parts = q.matrix, q.plain()
+        self.bits = number_type(matrix.dtype).bits
         self.group = matrix.block_k if matrix.block_k < matrix.k else 0
-        self.missing = self.k % 2 if self.bits == 4 else 0
-        self.kept = (q,)  # in a tuple, so that it is not registered as a parameter
-
-    def prepare(self, op: str) -> None:
-        if op == "embedding":
-            self.lookup = Lookup(self.kept[0])
-        elif "codes" not in self._buffers:
-            parts = self.kept[0].plain()
-            codes = unpack_bits(parts.data, self.bits, self.k).to(torch.int16) - (1 << (self.bits - 1))
-            self.register_buffer("codes", F.pad(codes.to(torch.int8), (0, self.missing)))
-            self.register_buffer("scale", parts.scale.float() if self.group else parts.scale[:, 0].float())
-            self.register_buffer("zero", torch.zeros_like(self.scale, dtype=torch.int64))
+        self.missing = matrix.k % 2 if self.bits == 4 else 0
+        codes = unpack_bits(parts.data, self.bits, matrix.k).to(torch.int16) - (1 << (self.bits - 1))
+        self.register_buffer("codes", F.pad(codes.to(torch.int8), (0, self.missing)))
+        self.register_buffer("scale", parts.scale.float() if self.group else parts.scale[:, 0].float())
+        self.register_buffer("zero", torch.zeros_like(self.scale, dtype=torch.int64))
 
     def linear(self, x: Tensor, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
         x = F.pad(x, (0, self.missing)) if self.missing else x  # the rounded range includes zero anyway
@@ -96,6 +88,3 @@ class XnnpackWeight(Operand):
         if self.group:
             return ops.dequantize_per_channel_group(*weight, least, most, torch.int8, self.group, torch.float32)
         return ops.dequantize_per_channel(*weight, 0, least, most, torch.int8)
-
-    def embedding(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.lookup(ids)
