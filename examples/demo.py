@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from bitport.evaluate.compare import compare
-from bitport.evaluate.golden import calibrator
 from bitport.evaluate.measure import generation_speed
 from bitport.integrations.huggingface import load_model, load_tokenizer, token_ids
 from bitport.report.text import size, table
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
     tokens = token_ids(tokenizer, (args.model / "eval.txt").read_text(encoding="utf-8"))[: args.tokens]
     prompt = token_ids(tokenizer, PROMPT)[None]
     rows, text = [], ""
-    for model, row in compare(load_model(args.model), args.schemes, tokens, WINDOW, calibrator(tokens[:WINDOW])):
+    for model, row in compare(load_model(args.model), args.schemes, tokens, WINDOW, [tokens[None, :WINDOW]]):
         speed = generation_speed(model, prompt, args.new_tokens)
         rows.append({**dataclasses.asdict(row), "tokens_per_second": speed})
         print(f"{row.scheme}: done", file=sys.stderr)

@@ -13,7 +13,7 @@ import bitport as bp
 from bitport.errors import ArgumentError
 from bitport.evaluate import perplexity
 from bitport.evaluate.compare import BASELINE, compare, quantized
-from bitport.evaluate.golden import as_markdown, calibrator
+from bitport.evaluate.golden import as_markdown
 from bitport.evaluate.measure import generation_speed, kernels_of, size_of
 from bitport.evaluate.noise import noise
 from bitport.evaluate.perplexity import token_losses
@@ -35,13 +35,13 @@ def test_size_counts_tied_weights_once_and_scales_too(base: Any) -> None:
     floats = 320 * 128 + 5 * 128
     before = size_of(base)
     assert (before.weights, before.nbytes, before.bits_per_weight) == (matrices + floats, 2 * (matrices + floats), 16)
-    after = size_of(quantized(base, "int4-g32", calibrator(TOKENS)))
+    after = size_of(quantized(base, "int4-g32", []))
     # Per group of 32: 16 bytes of codes, a bf16 scale, a zero point of one byte.
     assert (after.weights, after.nbytes) == (before.weights, matrices // 32 * 19 + 2 * floats)
 
 
 def test_compare_measures_each_scheme_alone(base: Any) -> None:
-    rows = [row for _, row in compare(base, ["int8-static", "int2"], TOKENS, WINDOW, calibrator(TOKENS[:WINDOW]))]
+    rows = [row for _, row in compare(base, ["int8-static", "int2"], TOKENS, WINDOW, [TOKENS[None, :WINDOW]])]
     assert [row.scheme for row in rows] == [BASELINE, "int8-static", "int2"]
     assert not any(isinstance(param, bp.QTensor) for param in base.parameters())
     judge = perplexity(logits_of(base), TOKENS, window=WINDOW).value
@@ -53,7 +53,7 @@ def test_compare_measures_each_scheme_alone(base: Any) -> None:
 
 
 def test_kernels_of_names_what_explain_says(base: Any) -> None:
-    model = quantized(base, "int8", calibrator(TOKENS))
+    model = quantized(base, "int8", [])
     explained = {layer.decisions[1].kernel for layer in bp.explain(model, (1,)).layers}
     assert set(kernels_of(model)) == explained
     assert kernels_of(base) == ()
@@ -65,7 +65,7 @@ def test_kernels_of_names_what_explain_says(base: Any) -> None:
 def test_noise_is_small_and_leaves_no_trace(base: Any, scheme: str, bound: float) -> None:
     """Exact inputs: the budget is about 2^-20 of each output, and a few layers add up. Rounded inputs: at worst an
     occasional step of the 8-bit grid."""
-    model = quantized(base, scheme, calibrator(TOKENS))
+    model = quantized(base, scheme, [])
     cast_parameters(model, torch.float32)
     losses = token_losses(logits_of(model), TOKENS, window=WINDOW)
     assert 0 < noise(model, TOKENS, WINDOW, losses) < bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -32,11 +32,12 @@ class ComparisonRow:
     """The kernel for one row, as when decoding one token."""
 
 
-def quantized(base: Any, scheme: str, calibrate: Callable[[Any], Any]) -> Any:
-    """Return a copy of ``base``, quantized to ``scheme`` unless that is :data:`BASELINE`."""
+def quantized(base: Any, scheme: str, batches: Sequence[Tensor]) -> Any:
+    """Return a copy of ``base``, quantized to ``scheme`` unless that is :data:`BASELINE`. ``batches``: for schemes that
+    are calibrated."""
     model = copy.deepcopy(base)
     if scheme != BASELINE:
-        quantize_(model, scheme, calibrate=calibrate if preset(scheme).static else None, measure=False, progress=False)
+        quantize_(model, scheme, calibrate=batches if preset(scheme).static else None, measure=False, progress=False)
     return model
 
 
@@ -46,12 +47,12 @@ def change_percent(nll: float, base: float) -> float:
 
 
 def compare(
-    base: Any, schemes: Iterable[str], tokens: Tensor, window: int, calibrate: Callable[[Any], Any]
+    base: Any, schemes: Iterable[str], tokens: Tensor, window: int, batches: Sequence[Tensor]
 ) -> Iterator[tuple[Any, ComparisonRow]]:
     """Yield the model and row of each scheme, one at a time, the unquantized model first."""
     base_nll = None
     for scheme in (BASELINE, *schemes):
-        model = quantized(base, scheme, calibrate)
+        model = quantized(base, scheme, batches)
         result = perplexity(logits_of(model), tokens, window=window, batch=4)
         base_nll = result.nll if base_nll is None else base_nll
         measured = size_of(model)

@@ -13,17 +13,14 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from bitport.evaluate.compare import BASELINE, change_percent, quantized
 from bitport.evaluate.measure import size_of
 from bitport.evaluate.noise import noise
 from bitport.evaluate.yardstick import WINDOW, Yardstick
-from bitport.integrations.huggingface import logits_of
 from bitport.report.text import markdown
 from bitport.schemes import PRESETS
 
@@ -56,21 +53,13 @@ def rows(yardstick: Yardstick, schemes: Iterable[str], *, with_noise: bool = Tru
     """Measure ``schemes``, of which the first must be the baseline."""
     base = None
     for scheme in schemes:
-        model = quantized(yardstick.base, scheme, calibrator(yardstick.calibration))
+        model = quantized(yardstick.base, scheme, yardstick.batches)
         bits = size_of(model).bits_per_weight
         losses = yardstick.losses(model)
         nll = float(losses.double().mean())
         base = nll if base is None else base
         extra = noise(model, yardstick.tokens, WINDOW, losses) if with_noise else 0.0
         yield Golden(scheme, bits, math.exp(nll), change_percent(nll, base), extra)
-
-
-def calibrator(tokens: Tensor) -> Callable[[Any], None]:
-    def calibrate(model: Any) -> None:
-        for ids in tokens.split(WINDOW):
-            logits_of(model)(ids[None])
-
-    return calibrate
 
 
 def as_markdown(data: dict[str, Any]) -> str:
