@@ -28,6 +28,7 @@ SEEN: dict[str, Callable[[], Tensor]] = {
     "matmul": lambda: torch.matmul(X, W.t()),
     "operator": lambda: X @ W.mT,
     "mm": lambda: torch.mm(X.flatten(0, 1), W.t()),
+    "mm by name": lambda: torch.mm(input=X.flatten(0, 1), mat2=W.t()),
     "on the left": lambda: W @ X.mT,
     "mm on the left": lambda: torch.mm(W, X.flatten(0, 1).t()),
     "addmm": lambda: torch.addmm(torch.zeros(6), X.flatten(0, 1), W.t()),
@@ -107,6 +108,7 @@ def test_experts_see_their_own_inputs(how: str) -> None:
 BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bmm": torch.bmm,
     "bmm of a tensor": Tensor.bmm,
+    "bmm by name": lambda x, w: x.bmm(mat2=w),
     "baddbmm": lambda x, w: torch.baddbmm(torch.zeros(3, 1, 16), batch2=w, batch1=x),
     "baddbmm of a tensor": lambda x, w: torch.zeros(3, 1, 16).baddbmm(x, w, beta=2),
     "baddbmm in place": lambda x, w: torch.zeros(3, x.shape[1], 16).baddbmm_(x, w),

@@ -115,7 +115,11 @@ def test_experts(make: Make) -> None:
     for y in (torch.bmm(x, q.transpose(1, 2)), x @ q.mT, torch.stack([F.linear(x[e], q[e]) for e in range(3)])):
         torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
     added = torch.randn(3, 1, 64)
-    for y in (torch.baddbmm(added, x, q.mT, beta=2, alpha=3), (2 * added).baddbmm(x, q.mT, alpha=3)):
+    for y in (
+        torch.baddbmm(added, x, q.mT, beta=2, alpha=3),
+        torch.baddbmm(added, batch1=x, batch2=q.mT, beta=2, alpha=3),
+        (2 * added).baddbmm(x, q.mT, alpha=3),
+    ):
         torch.testing.assert_close(y.double(), 2 * added.double() + 3 * wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -47,6 +47,14 @@ def test_products_under_autocast_are_those_of_the_quantized_weight(product: str)
     assert w.grad.dtype == torch.float32
 
 
+def test_factors_may_be_given_by_the_names_of_torch() -> None:
+    w, x = trained(4, 32, 64, scheme="int8-dyn"), torch.randn(4, 3, 64)
+    assert torch.equal(torch.bmm(x, mat2=w.mT), torch.bmm(x, w.mT))
+    assert torch.equal(x[0].mm(mat2=w[0].t()), x[0].mm(w[0].t()))
+    assert torch.equal(torch.mv(w[0], vec=x[0, 0]), torch.mv(w[0], x[0, 0]))
+    assert torch.equal(w[0].mv(vec=x[0, 0]), w[0].mv(x[0, 0]))
+
+
 def test_batched_products_that_round_inputs_keep_the_dtype_of_autocast() -> None:
     w, x = trained(4, 32, 64, scheme="int8-dyn"), torch.randn(4, 3, 64)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():

@@ -90,6 +90,10 @@ def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Product:
     return input, other, True, None
 
 
+def _mm(input: Tensor, mat2: Tensor, **kwargs: Any) -> Product:
+    return input, mat2, True, None
+
+
 def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **kwargs: Any) -> Product:
     return mat1, mat2, True, None
 
@@ -113,8 +117,8 @@ PRODUCTS: dict[Callable[..., Any], Callable[..., Product]] = {
     **dict.fromkeys((Tensor.addmm, Tensor.addmm_), _addmm),
     **dict.fromkeys((torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_), _baddbmm),
     **dict.fromkeys((torch.mv, Tensor.mv), _mv),
-    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _matmul),
-    **dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm), _matmul),
+    **dict.fromkeys((torch.mm, torch.bmm, Tensor.mm, Tensor.bmm), _mm),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul),
 }
 
 

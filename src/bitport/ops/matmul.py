@@ -170,7 +170,11 @@ def _added_to(product: Callable[..., Tensor], function: Callable[..., Tensor]) -
     return sum_of
 
 
-addmm, baddbmm = _added_to(mm, torch.addmm), _added_to(bmm, torch.baddbmm)
+addmm, _baddbmm = _added_to(mm, torch.addmm), _added_to(bmm, torch.baddbmm)
+
+
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, **kwargs: Any) -> Tensor:
+    return _baddbmm(input, batch1, batch2, **kwargs)
 
 
 def added(y: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:

@@ -58,6 +58,15 @@ def _along_n(g: Tensor, w: TrainedTensor) -> Tensor:
 matmul = _matmul(torch.matmul)
 
 
+def _mm(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    product = _matmul(function)
+    return lambda input, mat2: product(input, mat2)
+
+
+def _mv(input: Tensor, vec: Tensor) -> Tensor:
+    return matmul(input, vec)
+
+
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     turned = isinstance(weight, TrainedTensor) and weight.rounding.transposed and weight.dim() == 2
     if turned and not isinstance(input, TrainedTensor):
@@ -120,10 +129,10 @@ FUNCTIONS.update(
 FUNCTIONS[F.multi_head_attention_forward] = attention_by(_rows_apart)
 FUNCTIONS[TRACED_GROUPED_MM] = grouped_mm
 FUNCTIONS.update(
-    {function: into_given(_matmul(function)) for function in (torch.mm, torch.bmm)}
-    | {function: _matmul(function) for function in (Tensor.mm, Tensor.bmm)}
-    | dict.fromkeys((torch.matmul, torch.mv), into_given(matmul))
-    | dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.mv), matmul)
+    {function: into_given(_mm(function)) for function in (torch.mm, torch.bmm)}
+    | {function: _mm(function) for function in (Tensor.mm, Tensor.bmm)}
+    | {torch.matmul: into_given(matmul), Tensor.matmul: matmul, Tensor.__matmul__: matmul}
+    | {torch.mv: into_given(_mv), Tensor.mv: _mv}
     | {torch.addmm: into_given(_addmm), Tensor.addmm: _addmm, Tensor.addmm_: _addmm_}
 )
 FUNCTIONS.update(
