@@ -29,7 +29,7 @@ from bitport.report.explain import Explanation, explain_layer
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Plan, Recipe, RecipeLike, Target
 from bitport.tensor import QTensor
-from bitport.tensor.sharded import is_quantized, is_sharded, nbytes_of, own, sharded_like, whole
+from bitport.tensor.sharded import is_quantized, is_sharded, model_nbytes, nbytes_of, own, sharded_like, whole
 
 
 def plan(model: nn.Module, recipe: RecipeLike) -> Plan:
@@ -80,7 +80,7 @@ def quantize_(
     _check_sharded([choice for choice in chosen if is_sharded(by_name[choice.name].weight(model))], by, device)
     _check(model, by_name, chosen, device)
     solving = Solving(model, targets, chosen, by, calibrate, device)
-    before = _nbytes(model)
+    before = model_nbytes(model)
     told = {
         done.targets[0].storage: done.outcome.report(done.choice, done.value.nbytes)
         for done in solving.run(measure=measure, progress=progress)
@@ -101,7 +101,7 @@ def quantize_(
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {since}")
         return LayerReport.kept(choice, size, size)
 
-    return Report(listed(plan, storages, told, left), before, _nbytes(model), rules.to_json(), expression(by))
+    return Report(listed(plan, storages, told, left), before, model_nbytes(model), rules.to_json(), expression(by))
 
 
 def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -225,7 +225,3 @@ def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | 
         raise ArgumentError(f"{named}; calibration needs the model in one piece: quantize_ first, then shard it")
     if device is not None:
         raise ArgumentError(f"{named}; they stay on the devices of their mesh: leave out device={device!r}")
-
-
-def _nbytes(model: nn.Module) -> int:
-    return sum(nbytes_of(param) for param in model.parameters())

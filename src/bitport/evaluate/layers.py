@@ -26,6 +26,7 @@ from bitport.report.progress import progress as with_progress
 from bitport.schemes import Target
 from bitport.tensor import QTensor
 from bitport.tensor.qtensor import rows_of
+from bitport.tensor.sharded import model_nbytes
 
 ROWS = 128
 """Inputs kept per matrix: 1 MB for 4096 features in bf16."""
@@ -74,8 +75,7 @@ def layer_errors(model: nn.Module, original: str | Path, inputs: dict[str, Sampl
             layers[target.storage] = _unknown(target.weight(model), target, original)
     ordered = dict.fromkeys(target.storage for target in targets.values())
     before = sum(held.nbytes for held in files.stored.values())
-    after = sum(param.nbytes for param in model.parameters())
-    return Report(tuple(layers[storage] for storage in ordered), before, after)
+    return Report(tuple(layers[storage] for storage in ordered), before, model_nbytes(model))
 
 
 def _files(original: str | Path, model: nn.Module) -> Source:

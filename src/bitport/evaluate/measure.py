@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bitport.api import explain
 from bitport.errors import ArgumentError
+from bitport.tensor.sharded import model_nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,7 @@ class Size:
 
 
 def size_of(model: nn.Module) -> Size:
-    params = list(model.parameters())
-    return Size(sum(param.nbytes for param in params), sum(param.numel() for param in params))
+    return Size(model_nbytes(model), sum(param.numel() for param in model.parameters()))
 
 
 def kernels_of(model: nn.Module) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from bitport.report import LayerReport, Report
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe, Target
 from bitport.schemes.plan import refuse_static
-from bitport.tensor.sharded import nbytes_of
+from bitport.tensor.sharded import model_nbytes, nbytes_of
 
 RUN = "load it in float, then quantize_(model, .., calibrate=batches); or bitport quantize --data FILE, and load that"
 IDLE = ("token", "save_peft_format", "save_original_format")
@@ -148,7 +148,7 @@ class Original:
 
         storages = {name: target.storage for name, target in self.targets.items()}
         layers = listed(self.plan, storages, self.told, left)
-        after = sum(nbytes_of(param) for param in model.parameters())
+        after = model_nbytes(model)
         before = after + sum(layer.bytes_before - layer.bytes_after for layer in self.told.values())
         return Report(layers, before, after, self.recipe.to_json(), expression(self.algorithm))
 

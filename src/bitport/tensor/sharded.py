@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitport.errors import ArgumentError
 from bitport.numerics.packing import as_bytes
@@ -49,6 +49,11 @@ def nbytes_of(tensor: Tensor) -> int:
         return tensor.nbytes
     shapes = plain_shapes(q, tensor.shape)
     return sum(math.prod(shape) * getattr(q, name).itemsize for name, shape in shapes.items())
+
+
+def model_nbytes(model: nn.Module) -> int:
+    """Bytes of all parameters, tied ones counted once."""
+    return sum(nbytes_of(param) for param in model.parameters())
 
 
 def sharded_like(tensor: Tensor, shard: Tensor) -> Tensor:

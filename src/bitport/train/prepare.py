@@ -33,7 +33,7 @@ from bitport.schemes.plan import refuse_static, static_inputs
 from bitport.schemes.target import by_storage
 from bitport.tensor import QTensor
 from bitport.tensor.parts import has_data
-from bitport.tensor.sharded import is_sharded, own
+from bitport.tensor.sharded import is_sharded, model_nbytes, own
 from bitport.train.fixed import Fixed, fixed_of, inside_cells
 from bitport.train.gradients import Gradients, gradients_of
 from bitport.train.scales import LEARNED, learns_scales, settle_scales_
@@ -156,7 +156,7 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     ``measure``: compute the error of each prepared weight for the report."""
     check_model(model)
     refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
-    before = sum(param.nbytes for param in model.parameters())
+    before = model_nbytes(model)
     done: dict[int, tuple[nn.Parameter, LayerReport]] = {}
     prepared = [*_prepared(model, or_none=learns_scales(model))]
     for target, param in prepared:
@@ -182,9 +182,8 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
         layers.append(layer if not tied else _tied(layer, target.name))
     forget_(model)
     used = {layer.algorithm for layer in layers}
-    after = sum(param.nbytes for param in model.parameters())
     name = next((name for name in (LEARNED, TrainedRounding.name) if name in used), RTN.name)
-    return Report((*layers, *_left(model, layers)), before, after, algorithm=name)
+    return Report((*layers, *_left(model, layers)), before, model_nbytes(model), algorithm=name)
 
 
 def _left(model: nn.Module, layers: Sequence[LayerReport]) -> Iterator[LayerReport]:
