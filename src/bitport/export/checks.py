@@ -1,4 +1,4 @@
-"""Argument checks shared by the exports for other runtimes."""
+"""Argument checks shared by the exports."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bitport.arguments import path_of
 from bitport.checksum import crc32
 from bitport.errors import ArgumentError
 from bitport.export import signature
 from bitport.export.archive import ArchiveWriter, as_bytes
+from bitport.export.checks import check_target
 from bitport.export.compile import (
     Method,
     check_compiler,
@@ -132,11 +132,7 @@ def package(
 
 def target_of(path: str | os.PathLike[str], weights: str | None) -> Path:
     """Check where a package and the file of its weights are to be written."""
-    target = path_of(path, "path").absolute()
-    if target.suffix != ".pt2":
-        raise ArgumentError(f"a package is a .pt2 file, not {target.name}")
-    if not target.parent.is_dir():
-        raise ArgumentError(f"{target.parent} is not a directory")
+    target = check_target(path, ".pt2", "a package")
     named = isinstance(weights, str) and Path(weights).name == weights and weights not in ("", ".", "..", target.name)
     if weights is not None and not named:
         raise ArgumentError(f"weights is the name of a file beside the package, such as model.weights, not {weights!r}")
