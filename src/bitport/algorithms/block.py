@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport.algorithms.pairs import Pair, find_pairs
+from bitport.algorithms.scales_core import evenly
 from bitport.algorithms.trial import Trial
 from bitport.calibrate.batches import writable
 from bitport.calibrate.inputs import Inputs
@@ -83,12 +84,7 @@ class Block:
         found: dict[tuple[int, ...], list[Tensor]] = {}
         for index, rows in self.trial.before.rows[name].calls:
             found.setdefault(index, []).append(rows)
-        return [(index, _spread(torch.cat(parts), limit)) for index, parts in found.items()]
-
-
-def _spread(rows: Tensor, limit: int) -> Tensor:
-    count = rows.shape[0]
-    return rows if count <= limit else rows[torch.arange(limit, device=rows.device) * count // limit]
+        return [(index, evenly(torch.cat(parts), limit)) for index, parts in found.items()]
 
 
 @runtime_checkable

@@ -73,7 +73,10 @@ def to_channels(values: Tensor, channels: Tensor, count: int) -> Tensor:
 
 def few_rows(w: Tensor, fmt: Format) -> Tensor:
     """At most ROWS rows of w [.., N, K], if each row has its own blocks."""
-    n = w.shape[-2]
-    if fmt.block[0] != 1 or n <= ROWS:
-        return w
-    return w.index_select(-2, torch.arange(ROWS, device=w.device) * n // ROWS)
+    return evenly(w, ROWS) if fmt.block[0] == 1 else w
+
+
+def evenly(x: Tensor, limit: int) -> Tensor:
+    """At most ``limit`` rows of x [.., M, K], evenly spaced."""
+    count = x.shape[-2]
+    return x if count <= limit else x[..., torch.arange(limit, device=x.device) * count // limit, :]
