@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -35,12 +33,6 @@ def codes_of(x: Tensor, fmt: Format, params: Params) -> Tensor:
 
 def stored(codes: Tensor, fmt: Format, params: Params) -> Quantized:
     return Quantized(to_storage(codes, fmt.number), *params)
-
-
-def batch_of(each: Sequence[Quantized]) -> Quantized:
-    """Stack the parts of several matrices into those of one batch."""
-    parts = [None if part[0] is None else torch.stack(part) for part in zip(*each, strict=True)]
-    return Quantized(*parts)  # type: ignore[arg-type]
 
 
 def choose(better: Tensor, tried: Params, best: Params) -> Params:

@@ -26,11 +26,11 @@ WIDER = tuple(f / 100 for f in range(105, 201, 5))
 
 def search(x: Tensor, fmt: Format, importance: Tensor | None = None) -> Params:
     """``importance``: weights of the columns, [..., K]; None: all equal."""
-    flat = None if importance is None else importance.expand(*x.shape[:-2], x.shape[-1]).reshape(-1, x.shape[-1])
-    return by_matrix(lambda matrix, at: _matrix(matrix, fmt, None if flat is None else flat[at]), x)
+    beside = () if importance is None else (importance.expand(*x.shape[:-2], x.shape[-1]),)
+    return by_matrix(lambda matrix, *own: _matrix(matrix, fmt, *own), x, *beside)
 
 
-def _matrix(x: Tensor, fmt: Format, importance: Tensor | None) -> Params:
+def _matrix(x: Tensor, fmt: Format, importance: Tensor | None = None) -> Params:
     blocks, ends = to_blocks(x, fmt.block), _ends(x, fmt)
     pair, first = dataclasses.replace(fmt, block=(1, 2)), choose_qparams(x, fmt)
     factors = NARROWER if fmt.number.kind == "int" else (*NARROWER, *WIDER)

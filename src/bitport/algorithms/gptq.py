@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bitport.algorithms.block_params import batch_of, choose, stored
+from bitport.algorithms.block_params import choose, stored
 from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq_core import nearer, solve
+from bitport.algorithms.pieces import stacked
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, choose_qparams, quantize
@@ -31,6 +32,10 @@ def hessian_of(inputs: Inputs, fmt: Format, coarse: float, device: torch.device)
         hessian = hessian.clone()
         hessian.diagonal().mul_(1 + coarse)
     return hessian
+
+
+def refused_kind(name: str, kind: str) -> str | None:
+    return None if kind in KINDS else f"{name} is for the weights of products, not for those of modules of kind {kind}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +59,12 @@ class GPTQ:
         check_options(self, damping=0.0, block=1, coarse=0.0)
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
-        return (
-            None if kind in KINDS else f"gptq is for the weights of products, not for those of modules of kind {kind}"
-        )
+        return refused_kind(self.name, kind)
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
         assert inputs is not None
         if w.dim() > 2:
-            return batch_of([self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)])
+            return stacked([self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)])
         if not inputs.any_rows:
             return quantize(w, fmt)
         hessian = hessian_of(inputs, fmt, self.coarse, w.device)

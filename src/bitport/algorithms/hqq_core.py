@@ -32,7 +32,7 @@ SMALLEST = 1e-8
 
 
 def solve(x: Tensor, fmt: Format, steps: int = 20, p: float = P) -> Params:
-    return by_matrix(lambda matrix, _: _matrix(matrix, fmt, steps, p), x.float() if fmt.scale != "input" else x)
+    return by_matrix(lambda matrix: _matrix(matrix, fmt, steps, p), x.float() if fmt.scale != "input" else x)
 
 
 def _matrix(x: Tensor, fmt: Format, steps: int, p: float) -> Params:

@@ -4,13 +4,16 @@ weights are limited by arithmetic rather than memory."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from bitport.numerics import Format, Params, decode_codebook, encode_codebook, spread, to_blocks
+from bitport.numerics import Format, Params, Quantized, decode_codebook, encode_codebook, spread, to_blocks
 from bitport.numerics.codec import has_whole_zero, zero_of
 from bitport.numerics.floats import nearest_value
+
+Parts = TypeVar("Parts", Params, Quantized)
 
 PIECE = 2**17
 """Elements; in float32 a quarter of the L2 caches of two cores."""
@@ -52,13 +55,17 @@ def by_rows(convert: Callable[[Tensor, Params], Tensor], x: Tensor, fmt: Format,
     return torch.cat([convert(x[rows], part_of(params, at)) for rows, at in row_pieces(x, fmt)])
 
 
-def by_matrix(search: Callable[[Tensor, int], Params], x: Tensor) -> Params:
-    """Apply ``search`` to x [N, K], or separately to each matrix of [..., N, K], whose index is passed to it."""
+def by_matrix(search: Callable[..., Params], x: Tensor, *beside: Tensor) -> Params:
+    """Apply ``search`` to x [N, K], or separately to each matrix of [..., N, K], along with its part of ``beside``."""
     if x.dim() == 2:
-        return search(x, 0)
-    found = [search(matrix, at) for at, matrix in enumerate(x.flatten(0, -3))]
-    parts = [None if part[0] is None else torch.stack(part) for part in zip(*found, strict=True)]
-    return Params(*(None if part is None else part.unflatten(0, x.shape[:-2]) for part in parts))  # type: ignore[arg-type]
+        return search(x, *beside)
+    return stacked([by_matrix(search, *each) for each in zip(x, *beside, strict=True)])
+
+
+def stacked(found: Sequence[Parts]) -> Parts:
+    """Stack the parts of several matrices into those of one batch."""
+    parts = (None if part[0] is None else torch.stack(part) for part in zip(*found, strict=True))
+    return type(found[0])(*parts)  # type: ignore[arg-type]
 
 
 def nearest(

@@ -8,8 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from bitport.algorithms.algorithm import Algorithm
-from bitport.algorithms.block_params import batch_of, stored
-from bitport.algorithms.gptq import GPTQ, KINDS, hessian_of
+from bitport.algorithms.block_params import stored
+from bitport.algorithms.gptq import GPTQ, hessian_of, refused_kind
+from bitport.algorithms.pieces import stacked
 from bitport.algorithms.signround_core import solve
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
@@ -37,14 +38,12 @@ class SignRound:
         check_options(self, steps=0, sweeps=0, damping=0.0, coarse=0.0)
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
-        if kind not in KINDS:
-            return f"signround is for the weights of products, not for those of modules of kind {kind}"
-        return self.start.refuses(fmt, kind)
+        return refused_kind(self.name, kind) or self.start.refuses(fmt, kind)
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
         assert inputs is not None
         if w.dim() > 2:
-            return batch_of([self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)])
+            return stacked([self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)])
         if not inputs.any_rows:
             return quantize(w, fmt)
         first = self.start.solve(w, fmt, inputs)
