@@ -83,14 +83,11 @@ class WithCache(nn.Module):
 def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method], dict[str, Any]]:
     """Return the methods, and metadata for users of the program. ``capacity``: positions of the cache."""
     capacity = fits(model, capacity)
-    ids = torch.arange(SAMPLE)[None] % text_config(model).vocab_size
-    states, wanted = states_of(model, ids)
-    cache = [part.new_zeros(1, part.shape[1], capacity, part.shape[3]) for part in states]
+    ids, states, logits = sample_of(model, SAMPLE)
+    cache = empty_cache(states, capacity)
     module, positions = WithCache(model).eval(), torch.arange(SAMPLE)
-    filled = [part.clone() for part in cache]
     with torch.no_grad():
-        logits = module(ids, positions, filled)
-    check_logits(logits, wanted)
+        check_logits(module(ids, positions, empty_cache(states, capacity)), logits)
     length = torch.export.Dim("length", min=2, max=capacity)
     methods = {
         "prefill": Method(module, (ids, positions, cache), ({1: length}, {0: length}, [None] * len(cache))),
@@ -122,15 +119,21 @@ def fits(model: Any, capacity: int | None) -> int:
     return capacity
 
 
-def states_of(model: Any, ids: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Keys and values of each layer after ``ids``, and the logits after the last id."""
+def sample_of(model: Any, count: int) -> tuple[Tensor, list[Tensor], Tensor]:
+    """``count`` ids, keys and values of each layer after them, and the logits after the last."""
+    ids = torch.arange(count)[None] % text_config(model).vocab_size
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=True)
     cache = cache_of(whole)
     layers = cache.layers
     if other := {type(cache).__name__, *(type(layer).__name__ for layer in layers)} - KEYS_AND_VALUES:
         raise ExportError(f"this model keeps what it has seen as {', '.join(sorted(other))}: {ONLY}")
-    return [part for layer in layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
+    return ids, [part for layer in layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
+
+
+def empty_cache(states: Sequence[Tensor], capacity: int) -> list[Tensor]:
+    """Zeros in place of ``states``, with room for ``capacity`` positions."""
+    return [part.new_zeros(1, part.shape[1], capacity, part.shape[3]) for part in states]
 
 
 def check_logits(logits: Tensor, wanted: Tensor) -> None:

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from bitport.errors import ExportError
 from bitport.export import Method
-from bitport.integrations.huggingface import positions_of, text_config
+from bitport.integrations.huggingface import positions_of
 from bitport.integrations.program import (
     ONLY,
     SAMPLE,
     Given,
     WithCache,
     check_logits,
+    empty_cache,
     fits,
     last_logits,
-    states_of,
+    sample_of,
     windows,
 )
 
@@ -57,8 +58,7 @@ def with_past(model: Any) -> tuple[Method, list[str], list[str]]:
             f"a layer has a sliding window of {min(narrow)} positions, and an ONNX model has no limit: {ONLY}; a "
             f"package or a program for ExecuTorch can have up to {min(narrow)} positions (--capacity)"
         )
-    ids = torch.arange(2 * SAMPLE)[None] % text_config(model).vocab_size
-    states, logits = states_of(model, ids)
+    ids, states, logits = sample_of(model, 2 * SAMPLE)
     module, past = WithPast(model).eval(), [part[:, :, :SAMPLE].contiguous() for part in states]
     with torch.no_grad():
         check_logits(module(ids[:, SAMPLE:], past)[0], logits)
@@ -83,9 +83,8 @@ class WithState(WithCache):
 
 def with_state(model: Any, capacity: int | None = None) -> Method:
     capacity = fits(model, capacity)
-    ids, positions = torch.arange(SAMPLE)[None] % text_config(model).vocab_size, torch.arange(SAMPLE)
-    states, logits = states_of(model, ids)
-    module = WithState(model, [part.new_zeros(1, part.shape[1], capacity, part.shape[3]) for part in states]).eval()
+    ids, states, logits = sample_of(model, SAMPLE)
+    module, positions = WithState(model, empty_cache(states, capacity)).eval(), torch.arange(SAMPLE)
     with torch.no_grad():
         check_logits(module(ids, positions), logits)
     for part in module.buffers(recurse=False):
