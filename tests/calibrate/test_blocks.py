@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitport.calibrate.blocks import blocks_of, in_use, measured
+from bitport.calibrate.blocks import blocks_of, measured
+from bitport.calibrate.contexts import in_use
 from bitport.calibrate.inputs import Watch
 from bitport.nn import find_targets
 

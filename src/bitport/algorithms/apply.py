@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bitport.algorithms.algorithm import RTN, Algorithm
 from bitport.algorithms.gptq_core import objective
-from bitport.calibrate.batches import no_autocast
+from bitport.calibrate.contexts import no_autocast
 from bitport.calibrate.inputs import Inputs
 from bitport.nn.quantize import error_of, quantize_target
 from bitport.numerics import Format, Quantized, decibels, quantize

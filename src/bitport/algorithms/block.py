@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bitport.algorithms.pairs import Pair, find_pairs
 from bitport.algorithms.scales_core import evenly
 from bitport.algorithms.trial import Trial
-from bitport.calibrate.batches import writable
+from bitport.calibrate.contexts import writable
 from bitport.calibrate.inputs import Inputs
 from bitport.schemes import Scheme, Target
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitport.calibrate.batches import evaluating, run_fresh
+from bitport.calibrate.batches import run_fresh
+from bitport.calibrate.contexts import evaluating
 from bitport.errors import ArgumentError
 from bitport.numerics import kl_terms
 from bitport.schemes import Target

@@ -27,8 +27,9 @@ from bitport.algorithms.apply import apply, output_squares
 from bitport.algorithms.distance import Distance
 from bitport.algorithms.mixed_core import Option, check_least, choose
 from bitport.arguments import bytes_of
-from bitport.calibrate.batches import batches_of, no_autocast
+from bitport.calibrate.batches import batches_of
 from bitport.calibrate.blocks import measured
+from bitport.calibrate.contexts import no_autocast
 from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import quantize_target

@@ -13,7 +13,8 @@ from bitport.algorithms.algorithm import Algorithm
 from bitport.algorithms.apply import Outcome, apply
 from bitport.algorithms.block import Block, BlockWeight, Transform
 from bitport.algorithms.pairs import shared_parameters
-from bitport.calibrate.batches import no_autocast, run_fresh
+from bitport.calibrate.batches import run_fresh
+from bitport.calibrate.contexts import no_autocast
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError

@@ -20,8 +20,9 @@ from bitport.algorithms.pairs import Pair, find_pairs, shared_parameters
 from bitport.algorithms.residual import find_stream
 from bitport.algorithms.rotation_core import Rotation
 from bitport.algorithms.trial import Trial
-from bitport.calibrate.batches import Call, each_once, run_fresh, writable
-from bitport.calibrate.blocks import blocks_of, in_use
+from bitport.calibrate.batches import Call, each_once, run_fresh
+from bitport.calibrate.blocks import blocks_of
+from bitport.calibrate.contexts import in_use, writable
 from bitport.nn.targets import find_targets
 from bitport.tensor import QTensor
 

@@ -6,20 +6,17 @@ tokenizer gives) as keywords.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import BaseTorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bitport.calibrate.contexts import evaluating
 from bitport.errors import ArgumentError
 
 
@@ -60,50 +57,6 @@ def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
         return changed[id(leaf)]
 
     return tree_map(once, batch)
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluate the model as at inference: no dropout, and BatchNorm statistics are not updated. Each module's mode is
-    restored on exit.
-
-    Compiled functions run eagerly, and so does nn.TransformerEncoder, which outside a torch function mode switches to
-    nested tensors if it gets a padding mask and none of its weights is quantized: observing products requires that they
-    are visible, and comparing outputs that they are computed in one way. Gradients are off, but not by inference mode,
-    in which torch does not track writes into tensors.
-    """
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with _uncompiled(), BaseTorchFunctionMode(), torch.inference_mode(False), torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def writable(module: nn.Module) -> AbstractContextManager[Any]:
-    """Context for writes into parameters, which torch refuses outside inference mode if they were made in it."""
-    inference = any(param.is_inference() for param in module.parameters())
-    return torch.inference_mode() if inference else torch.no_grad()
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Run eagerly. A no-op unless the compiler, which takes seconds to import, has been imported already."""
-    imported = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if imported else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def no_autocast() -> Iterator[None]:
-    """Disable autocast for computations about a model; it is meant for the products of the model itself."""
-    accelerator = torch.accelerator.current_accelerator()
-    kinds = {"cpu"} if accelerator is None else {"cpu", accelerator.type}
-    with contextlib.ExitStack() as held:
-        for kind in kinds:
-            if torch.is_autocast_enabled(kind):
-                held.enter_context(torch.autocast(kind, enabled=False))
-        yield
 
 
 def each_batch(calibrate: Iterable[Any]) -> Iterator[Any]:

@@ -23,7 +23,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitport.calibrate.batches import Call, evaluating, run_fresh
+from bitport.calibrate.batches import Call, run_fresh
+from bitport.calibrate.contexts import in_use
 from bitport.calibrate.inputs import Inputs, Rows, Watch, check_inputs
 from bitport.calibrate.magnitudes import Magnitudes
 from bitport.calibrate.place import REST, Place, Whole, checked
@@ -291,19 +292,3 @@ def _outside(model: nn.Module, targets: Sequence[Target], blocks: Sequence[str])
     every = {model.get_submodule(name) for name in blocks}
     names = [name for name, module in model.named_modules(remove_duplicate=False) if module in every]
     return [each for each in targets if not any(_inside(each, name) for name in names)]
-
-
-@contextlib.contextmanager
-def in_use(model: nn.Module) -> Iterator[None]:
-    """Evaluate without a key-value cache: one that grows with every run of a block would be wrong the second time. In a
-    multimodal model the setting is in the config of its decoder module."""
-    configs = {id(config): config for each in model.modules() if (config := getattr(each, "config", None)) is not None}
-    before = [(each, uses) for each in configs.values() if (uses := getattr(each, "use_cache", None)) is not None]
-    with evaluating(model):
-        for config, _ in before:
-            config.use_cache = False
-        try:
-            yield
-        finally:
-            for config, uses in before:
-                config.use_cache = uses

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bitport.calibrate.batches import no_autocast
+from bitport.calibrate.contexts import no_autocast
 from bitport.calibrate.stand_in import Between, StandIn
 from bitport.errors import ArgumentError
 from bitport.schemes import Target

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport.calibrate.batches import each_batch, run_fresh
-from bitport.calibrate.blocks import in_use
+from bitport.calibrate.contexts import in_use
 from bitport.calibrate.inputs import Watch
 from bitport.calibrate.magnitudes import Magnitudes
 from bitport.errors import ArgumentError, shortened
