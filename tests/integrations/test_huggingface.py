@@ -20,6 +20,7 @@ from bitport import checkpoint
 from bitport.cli.calibration import WINDOW, window_of
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.integrations import huggingface as hf
+from bitport.integrations.empty import EmptyOnMeta
 from bitport.integrations.generation import own_text, random_apart
 
 from .models import config, logits, make_directory, transformers
@@ -222,7 +223,7 @@ def test_an_empty_model_of_zeros(tmp_path: Path) -> None:
 
 
 def test_the_empty_context_leaves_tied_parameters_tied() -> None:
-    with hf.EmptyOnMeta():
+    with EmptyOnMeta():
         shared = nn.Parameter(torch.zeros(2, 3))
         model = nn.Module()
         model.first, model.second, model.third = shared, shared, nn.Parameter(torch.zeros(2, 3), requires_grad=False)
@@ -235,7 +236,7 @@ def test_the_empty_context_leaves_tied_parameters_tied() -> None:
 
 def test_the_empty_context_is_of_its_thread() -> None:
     found: list[str] = []
-    with hf.EmptyOnMeta():
+    with EmptyOnMeta():
         other = threading.Thread(
             target=lambda: found.extend((torch.empty(1).device.type, nn.LayerNorm(1).weight.device.type))
         )
