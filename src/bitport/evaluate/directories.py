@@ -111,7 +111,8 @@ def evaluate_directories(
                 original = stack.enter_context(LogitsFile(scored, how.scratch))
                 inputs = _inputs(model, tokens, how) if layers else {}
             start = time.perf_counter()
-            result, divergence = _read(model, tokens, how, original, keep=at == 0)
+            store, reference = (original, None) if at == 0 else (None, original)
+            result, divergence = _read(model, tokens, how, store, reference)
             seconds = time.perf_counter() - start
             if at == 0 and original is not None:
                 where = f"{size(original.nbytes)} in {original.folder}"
@@ -162,24 +163,25 @@ def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
 
 
 def _read(
-    model: Any, tokens: Tensor, how: How, original: LogitsFile | None, keep: bool
+    model: Any, tokens: Tensor, how: How, store: LogitsFile | None, reference: LogitsFile | None
 ) -> tuple[Perplexity, Divergence | None]:
-    """Run ``model`` over the text once; store its logits in ``original``, or compare them with those there."""
+    """Run ``model`` over the text once. ``store``: where to write its logits, which are those of the original;
+    ``reference``: what to compare them with."""
     logits = logits_of(model)
-    if how.kv_cache is not None and not (keep and original is not None):
+    if how.kv_cache is not None and store is None:
         from bitport.integrations import kv_cache
 
         logits = kv_cache.logits_of(model, how.kv_cache)
     windows = predictions(logits, tokens, window=how.window, stride=how.stride, batch=how.batch)
     total = count_windows(len(tokens), how.window, how.stride)
-    reference = iter(original) if original is not None and not keep else None
+    originals = None if reference is None else iter(reference)
     scored, apart = [], []
     for predicted, wanted in with_progress(windows, total, "reading the text"):
         scored.append(losses(predicted, wanted))
-        if reference is not None:
-            apart.append(token_divergence(next(reference), predicted))
-        elif original is not None:
-            original.write(predicted)
+        if originals is not None:
+            apart.append(token_divergence(next(originals), predicted))
+        if store is not None:
+            store.write(predicted)
     return summary(torch.cat(scored)), summarized(apart) if apart else None
 
 
