@@ -26,8 +26,8 @@ symmetry of the sum."""
 
 
 class Inputs:
-    """``gram`` float32 [.., K, K]: the sum of x x^T over the inputs of each matrix; ``rows`` int64 [..]: their number.
-    Both are sums, so those of several runs can be added."""
+    """``gram`` float32 [.., K, K]: the sum of x x^T over the inputs of each matrix; ``rows`` int64 [..]: their
+    number."""
 
     def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
         self.gram = torch.zeros(*batch, k, k, dtype=torch.float32, device=device)
@@ -60,11 +60,6 @@ class Inputs:
         other = Inputs((), 0)
         other.gram, other.rows = self.gram / (scale[..., None] * scale[..., None, :]), self.rows
         return other
-
-    def __iadd__(self, other: Inputs) -> Inputs:
-        self.gram += other.gram
-        self.rows += other.rows
-        return self
 
 
 class Rows:
