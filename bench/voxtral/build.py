@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import bitport
 from bench.voxtral.program import VOXTRAL, Program, Sizes, inputs, module_of, program
 from bitport.export import Method, package
-from bitport.export.compile import dense, exported
+from bitport.export.trace import dense, exported
 from bitport.report.memory import peak
 from bitport.schemes import preset
 

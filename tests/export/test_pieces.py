@@ -10,10 +10,11 @@ from torch import Tensor, nn
 import bitport as bp
 from bitport.errors import ExportError
 from bitport.export import Method, decomposed
-from bitport.export.compile import exported, graph_of, lowered
+from bitport.export.compile import graph_of, lowered
 from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.ops import FAKES, overload
 from bitport.export.relink import relinked
+from bitport.export.trace import exported
 from bitport.tensor import QTensor
 from bitport.tensor.exporting import INNER
 

@@ -11,7 +11,8 @@ from torch.export import Dim, ShapesCollection
 
 from bitport.errors import ExportError
 from bitport.export import Method, signature
-from bitport.export.compile import dense, exported, lowered
+from bitport.export.compile import lowered
+from bitport.export.trace import dense, exported
 
 FEW, MANY = Dim("few", min=2, max=8), Dim("many", min=3, max=9)
 X, Y = torch.randn(4, 3), torch.randn(5, 3)

@@ -1,8 +1,7 @@
-"""Compile an exported program to a library: torch.export, lowering bitport's ops to native ones, AOTInductor."""
+"""Compile an exported program to a library: bitport's ops are lowered to native ones, the rest is AOTInductor's."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import shutil
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
+from torch import fx
 
 from bitport import plugins
-from bitport.errors import BitportError, ExportError
+from bitport.errors import ExportError
 from bitport.export.level import LEVELS, nothing_beyond
 from bitport.export.lower import fix_tables, lowerings
 from bitport.export.ops import declarations
-from bitport.export.pieces import has_pieces, keep_pieces
 
 ARCHIVE = Path(__file__).with_name("libbitport_deploy.a")
 """The native kernels and the C functions that generated code calls; linked into every library."""
@@ -28,69 +25,7 @@ EXPORTS = Path(__file__).with_name("exports.map")
 than by name at load time, and dropped if nothing calls them."""
 TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
 """The part of torch that generated code calls."""
-DROPOUTS = [
-    getattr(torch.ops.aten, name).default
-    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-]
 LINKER = ("-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORTS}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A method of a program: ``module(*args)``. ``dynamic_shapes``: as for torch.export.export, with torch.export.Dim
-    for each size that may vary between calls; the same name means the same size."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    dynamic_shapes: Any = None
-
-
-def dense(method: Method) -> Method:
-    """Make the arguments contiguous as a caller's will be: torch specializes on their strides, even those of dimensions
-    of size 1, which contiguity checks ignore."""
-    shapes = method.dynamic_shapes
-    if isinstance(shapes, torch.export.ShapesCollection | torch.export.AdditionalInputs):  # keyed by tensor identity
-        shapes = shapes.dynamic_shapes(method.module, method.args)
-    return dataclasses.replace(method, args=pytree.tree_map_only(Tensor, _dense, method.args), dynamic_shapes=shapes)
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor.detach())
-
-
-def exported(method: Method) -> torch.export.ExportedProgram:
-    """Export the method; the program has plain tensors, and torch's ops beside bitport's."""
-    program = _traced(method.module, method)
-    if any(map(_drops, program.graph.nodes)):
-        raise ExportError(
-            "the model is in training mode, so the program would drop numbers at random: call its eval() first"
-        )
-    if has_pieces(program):
-        graph = program.module(check_guards=False)
-        keep_pieces(graph)
-        program = _traced(graph, method)
-    return program
-
-
-def _drops(node: fx.Node) -> bool:
-    """Whether it is active dropout: (input, p, train), or attention (query, key, value, mask, p)."""
-    if node.target in DROPOUTS:
-        return bool(node.args[1] and node.args[2])
-    return node.target is torch.ops.aten.scaled_dot_product_attention.default and any(node.args[4:5])
-
-
-def _traced(module: nn.Module, method: Method) -> torch.export.ExportedProgram:
-    try:
-        with torch.no_grad():
-            return torch.export.export(module, method.args, dynamic_shapes=method.dynamic_shapes, strict=False)
-    except BitportError:
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ExportError(
-            f"torch.export cannot trace {type(module).__name__} with these arguments and dynamic_shapes: {error}\n"
-            "It must run as it is called here, every size that may differ must be free to, and what its code does must "
-            "not depend on the numbers in tensors"
-        ) from error
 
 
 def lowered(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitport.export.compile import Method, exported
+from bitport.export.trace import Method, exported
 from bitport.ops import decompositions
 from bitport.tensor import QTensor
 

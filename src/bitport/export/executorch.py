@@ -13,8 +13,8 @@ from torch import fx, nn
 
 from bitport.errors import ExportError
 from bitport.export.checks import check_float32, check_installed, check_target
-from bitport.export.compile import Method
 from bitport.export.relink import relinked
+from bitport.export.trace import Method
 
 
 def executorch(

@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 from bitport.errors import ExportError
 from bitport.export import onnx_qdq
 from bitport.export.checks import check_float32, check_installed, check_target
-from bitport.export.compile import Method
 from bitport.export.lookup import Lookup
 from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.relink import relinked
+from bitport.export.trace import Method
 
 INLINE = 1 << 30
 """Maximum size in bytes of weights kept in the model file itself, which protobuf limits to 2 GiB."""

@@ -21,20 +21,14 @@ from bitport.errors import ArgumentError
 from bitport.export import signature
 from bitport.export.archive import ArchiveWriter, as_bytes
 from bitport.export.checks import check_target
-from bitport.export.compile import (
-    Method,
-    check_compiler,
-    compile_library,
-    dense,
-    exported,
-    graph_of,
-)
+from bitport.export.compile import check_compiler, compile_library, graph_of
 from bitport.export.compile import lowered as lowered_program
 from bitport.export.constants import Constant, Constants
 from bitport.export.level import check_level
 from bitport.export.load import FORMAT, MANIFEST, VERSION, compare, load
 from bitport.export.names import Names
 from bitport.export.rows import lie_by_row
+from bitport.export.trace import Method, dense, exported
 from bitport.export.weights import TAGS, Written, write_weights
 from bitport.report.versions import library_version
 

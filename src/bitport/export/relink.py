@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitport.errors import ExportError
-from bitport.export.compile import Method, exported
 from bitport.export.constants import keep, value_of
+from bitport.export.trace import Method, exported
 from bitport.ops import OPS
 from bitport.ops.linear_then import follow
 from bitport.tensor import QTensor

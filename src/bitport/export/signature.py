@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bitport.errors import ArgumentError, ExportError
-from bitport.export.compile import Method
+from bitport.export.trace import Method
 from bitport.export.weights import TAGS
 
 Sizes = dict[str, list[int | None]]
