@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import bitport
 from bitport.algorithms.block import Block
-from bitport.algorithms.pairs import Pair, find_pairs, shared_parameters
+from bitport.algorithms.pair import Pair
+from bitport.algorithms.pairs import find_pairs, shared_parameters
 from bitport.algorithms.trial import Trial
 from bitport.calibrate.batches import Call
 from bitport.numerics import sqnr

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from bitport.algorithms.pairs import Pair, find_pairs
+from bitport.algorithms.pair import Pair
+from bitport.algorithms.pairs import find_pairs
 from bitport.algorithms.scales_core import evenly
 from bitport.algorithms.trial import Trial
 from bitport.calibrate.contexts import writable

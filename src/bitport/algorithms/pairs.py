@@ -15,99 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from bitport.algorithms.pair import ChannelSlice, Consumer, Pair
 from bitport.algorithms.trial import Trial, TrialRun, same
 
 LARGEST = 6
 """Factors are 2^-6 to 2^6 and never 1: large enough to reach any limit (clamp) within the block and reveal it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ChannelSlice:
-    """Elements of a vector or rows of a matrix, one per channel. ``axis``: the axis that they lie along, None for a
-    vector. ``offset``: the parameter acts as offset + w."""
-
-    name: str
-    axis: int | None
-    rows: slice
-    offset: float = 0.0
-
-    def of(self, param: Tensor) -> Tensor:
-        """Return a view, not a copy."""
-        return param.data[..., self.rows, :] if self.axis == -2 else param.data[..., self.rows]
-
-
-@dataclasses.dataclass(frozen=True)
-class Consumer:
-    """``axis``: the axis of its inputs. ``width``: input channels are runs of this many of the producer's channels,
-    each run repeated by the ratio of inputs to channels."""
-
-    name: str
-    axis: int
-    inputs: int
-    width: int
-
-    def channels(self, count: int) -> Tensor:
-        """For each input, the channel of the producer that it comes from."""
-        return _repeated(count, self.inputs, self.width)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """``count``: number of channels; ``matrices``: the shape of matrices with their own channels, if experts feed
-    experts."""
-
-    producer: tuple[ChannelSlice, ...]
-    consumers: tuple[Consumer, ...]
-    count: int
-    matrices: tuple[int, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a scale, channels last."""
-        return (*self.matrices, self.count)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all its parameters."""
-        return list(dict.fromkeys([*(part.name for part in self.producer), *(each.name for each in self.consumers)]))
-
-    @property
-    def label(self) -> str:
-        first = self.producer[0]
-        rows = "" if first.rows == slice(None) else f"[{first.rows.start}:{first.rows.stop}:{first.rows.step or 1}]"
-        return f"{first.name}{rows}"
-
-    def storable(self, block: nn.Module, scale: Tensor) -> Tensor:
-        """Return the scale that the weight of a norm is effectively divided by once stored, so that consumers take
-        exactly that: in bfloat16 the w of 1 + w = 1 / 30 is off by a twentieth. 1 for a channel that would vanish."""
-        part = self.producer[0]
-        if part.axis is not None:
-            return scale
-        held = part.of(block.get_parameter(part.name))
-        before = _precise(held) + part.offset
-        after = _precise((before / scale - part.offset).to(held.dtype)) + part.offset
-        return torch.where((before == 0) | (after == 0), 1.0, before / after)
-
-    def scale_(self, block: nn.Module, scale: Tensor) -> None:
-        """Divide the producer by ``scale`` and multiply the consumers by it."""
-        for part in self.producer:
-            _multiply(block.get_parameter(part.name), part, 1 / scale)
-        for consumer in self.consumers:
-            _multiply_inputs(block.get_parameter(consumer.name), consumer, scale)
-
-    def rotate_(self, block: nn.Module, rotated: Callable[[Tensor, int], Tensor]) -> None:
-        """Apply ``rotated`` (weight, axis) to the channels of producer and consumers."""
-        for part in self.producer:
-            held = part.of(block.get_parameter(part.name))
-            held.copy_(rotated(held, part.axis or -1))
-        for consumer in self.consumers:
-            param = block.get_parameter(consumer.name)
-            param.data.copy_(rotated(param.data, consumer.axis))
 
 
 def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tuple[list[Pair], dict[str, str]]:
@@ -180,7 +97,7 @@ def _prove(trial: Trial, probes: list[Probe]) -> None:
         for probe in probes:
             held.enter_context(trial.undone(probe.names))
             for part in probe.producer:
-                _multiply(trial.block.get_parameter(part.name), part, probe.factors)
+                part.multiply_(trial.block, probe.factors)
         while True:
             run = trial.run()
             new = [
@@ -192,7 +109,7 @@ def _prove(trial: Trial, probes: list[Probe]) -> None:
             ]
             for probe, consumer in new:
                 held.enter_context(trial.undone([consumer.name]))
-                _multiply_inputs(trial.block.get_parameter(consumer.name), consumer, 1 / probe.factors)
+                consumer.multiply_(trial.block, 1 / probe.factors)
                 found[probe][consumer.name] = consumer
             fed = [probe for probe in probes if found[probe]]
             if not new or fed != probes:
@@ -217,10 +134,10 @@ def _fed(trial: Trial, name: str, run: TrialRun, factors: Tensor) -> Consumer | 
     if not compared or any(now is None for _, _, now in compared) or not trial.changed(name, run):
         return None
     for width in (each for each in range(count, 0, -1) if count % each == 0):
-        channels = _repeated(count, inputs, width).to(factors.device)
-        own = factors[..., channels].expand(*trial.weights[name].shape[:-2], -1)
+        consumer = Consumer(name, trial.axis(name), inputs, width)
+        own = factors[..., consumer.channels(count).to(factors.device)].expand(*trial.weights[name].shape[:-2], -1)
         if all(now is not None and same(now, was * own[index]) for index, was, now in compared):
-            return Consumer(name, trial.axis(name), inputs, width)
+            return consumer
         if inputs == count:
             return None
     return None
@@ -271,26 +188,6 @@ def biases_of(block: nn.Module, name: str, axis: int) -> list[str]:
     prefix, dot, last = name.rpartition(".")
     labels = {f"{prefix}{dot}{last.replace('weight', 'bias')}", f"{name}_bias"} - {name}
     return [label for label in sorted(labels) if label in params and tuple(params[label].shape) == shape]
-
-
-def _repeated(count: int, inputs: int, width: int) -> Tensor:
-    return torch.arange(count, device="cpu").view(count // width, 1, width).expand(-1, inputs // count, -1).reshape(-1)
-
-
-def _multiply(param: Tensor, part: ChannelSlice, factors: Tensor) -> None:
-    held = part.of(param)
-    if part.axis is not None:
-        factors = factors.unsqueeze(-1 if part.axis == -2 else -2)
-    held.copy_((_precise(held) + part.offset) * factors - part.offset)
-
-
-def _multiply_inputs(param: Tensor, consumer: Consumer, factors: Tensor) -> None:
-    own = factors[..., consumer.channels(factors.shape[-1]).to(factors.device)]
-    param.data.copy_(_precise(param.data) * (own.unsqueeze(-2) if consumer.axis == -1 else own.unsqueeze(-1)))
-
-
-def _precise(value: Tensor) -> Tensor:
-    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def shared_parameters(model: nn.Module, block: str) -> set[str]:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from bitport.algorithms.pairs import Pair, biases_of, find_pairs
+from bitport.algorithms.pair import Pair
+from bitport.algorithms.pairs import biases_of, find_pairs
 from bitport.algorithms.rotation_core import Rotation
 from bitport.algorithms.trial import Trial
 from bitport.calibrate.blocks import blocks_of
@@ -38,7 +39,7 @@ class ResidualStream:
             for block, pair in self.norms:
                 part = pair.producer[0]
                 module = model.get_submodule(block)
-                weight = module.get_parameter(part.name).detach() + part.offset
+                weight = part.of(module) + part.offset
                 if not bool((weight != 0).all()):
                     return f"{block}.{pair.label} holds zeros and cannot be folded into what it feeds"
                 pair.scale_(module, weight)

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from bitport.algorithms.block import Block
-from bitport.algorithms.pairs import Pair, find_pairs, shared_parameters
+from bitport.algorithms.pair import Pair
+from bitport.algorithms.pairs import find_pairs, shared_parameters
 from bitport.algorithms.residual import find_stream
 from bitport.algorithms.rotation_core import Rotation
 from bitport.algorithms.trial import Trial
