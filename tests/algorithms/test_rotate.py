@@ -134,6 +134,16 @@ def test_tables_that_are_tied_are_rotated_once() -> None:
     assert sqnr(before, output(model, "llama")) > 100
 
 
+@pytest.mark.parametrize("norm", ["model.norm.weight", "model.layers.0.input_layernorm.weight"])
+def test_a_norm_that_cannot_be_folded_is_named(norm: str) -> None:
+    model = model_of("llama")
+    model.get_parameter(norm).data[3] = 0
+    before = model.get_parameter(norm).clone()
+    told = Rotate().model_(model, [batch_of("llama")])["model.layers.0.mlp.up_proj.weight"]
+    assert told == f"residual stream left: {norm} holds zeros and cannot be folded into what it feeds"
+    assert torch.equal(model.get_parameter(norm), before)
+
+
 def test_the_seed_decides() -> None:
     models = [model_of("llama") for _ in range(3)]
     for model, seed in zip(models, (0, 0, 1), strict=True):

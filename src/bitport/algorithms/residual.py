@@ -41,7 +41,8 @@ class ResidualStream:
                 module = model.get_submodule(block)
                 weight = part.of(module) + part.offset
                 if not bool((weight != 0).all()):
-                    return f"{block}.{pair.label} holds zeros and cannot be folded into what it feeds"
+                    named = f"{block}.{pair.label}".lstrip(".")
+                    return f"{named} holds zeros and cannot be folded into what it feeds"
                 pair.scale_(module, weight)
             for name, axis in (*self.readers.items(), *self.writers.items()):
                 param = model.get_parameter(name)
