@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,31 +38,25 @@ class GroupedProduct(torch.autograd.Function):
         x, offs, floats, act_scale, pre_scale, perm, *parts = ctx.saved_tensors
         weight = Weight._make((*parts, *ctx.kept.described))
         wants_x, wants_w, _ = ctx.needs_input_grad
-        backward = _straight if ctx.kept.rounding.gradients is None else _each
-        seen = x, act_scale, ctx.kept.rows(floats), weight, offs, ctx.kept
-        grads = backward(grad.contiguous(), *seen, (wants_x, wants_w))
-        return *before_pre_scale(*grads, pre_scale, perm, ctx.kept), None
+        g, kept = grad.contiguous(), ctx.kept
+        if kept.rounding.gradients is None:
+            grad_x = _grad_of_input(g, weight, offs) if wants_x else None
+            grad_w = _grad_of_weight(g, x, act_scale, offs, kept) if wants_w else None
+        else:
+            grad_x = _rounded_grad_of_input(g, x, kept.rows(floats), weight, offs, kept) if wants_x else None
+            grad_w = _rounded_grad_of_weight(g, x, act_scale, weight, offs, kept) if wants_w else None
+        return *before_pre_scale(grad_x, grad_w, pre_scale, perm, kept), None
 
 
-def _straight(
-    g: Tensor,
-    x: Tensor,
-    act_scale: Tensor | None,
-    rows: None,
-    weight: Weight,
-    offs: Tensor,
-    kept: Kept,
-    wants: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    grad_x = grad_w = None
-    if wants[0]:
-        nobodys = torch.arange(x.shape[0], device=x.device)[:, None] >= offs[-1]
-        grad_x = _product(g, run("dequantize", *weight, g.dtype), offs).masked_fill(nobodys, 0)
-    if wants[1]:
-        seen = rounded_input(x, kept.rounding.scheme.act, act_scale)
-        grad_w = _product(g.t(), seen.contiguous(), offs).to(kept.dtype)
-        grad_w = grad_w.mT if kept.rounding.transposed else grad_w
-    return grad_x, grad_w
+def _grad_of_input(g: Tensor, weight: Weight, offs: Tensor) -> Tensor:
+    nobodys = torch.arange(g.shape[0], device=g.device)[:, None] >= offs[-1]
+    return _product(g, run("dequantize", *weight, g.dtype), offs).masked_fill(nobodys, 0)
+
+
+def _grad_of_weight(g: Tensor, x: Tensor, act_scale: Tensor | None, offs: Tensor, kept: Kept) -> Tensor:
+    seen = rounded_input(x, kept.rounding.scheme.act, act_scale)
+    grad = _product(g.t(), seen.contiguous(), offs).to(kept.dtype)
+    return grad.mT if kept.rounding.transposed else grad
 
 
 def _product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -77,29 +73,31 @@ def _product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     return a.masked_fill(others[:, None], 0) @ b.masked_fill((expert == len(experts))[:, None], 0)
 
 
-def _each(
-    g: Tensor,
-    x: Tensor,
-    act_scale: Tensor | None,
-    rows: Tensor | None,
-    weight: Weight,
-    offs: Tensor,
-    kept: Kept,
-    wants: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    shape = (*weight.batch, weight.k, weight.n) if kept.rounding.transposed else (*weight.batch, weight.n, weight.k)
-    grad_x = torch.zeros_like(x) if wants[0] else None
-    grad_w = torch.zeros(shape, dtype=kept.dtype, device=x.device) if wants[1] else None
-    plain, start = weight.plain(), 0
-    for expert, end in enumerate(offs.tolist()):
-        if start < end and grad_x is not None:
-            parts = (None if part is None else part[expert] for part in plain)
-            own = Weight._make((*parts, *weight.matrix, "plain"))
-            grad_x[start:end] = grad_of_input(g[start:end], None if rows is None else rows[expert], own, kept)
-        if start < end and grad_w is not None:
-            grad_w[expert] = grad_of_weight(g[start:end], x[start:end], act_scale, kept)
-        start = end
-    return grad_x, grad_w
+def _rounded_grad_of_input(
+    g: Tensor, x: Tensor, rows: Tensor | None, weight: Weight, offs: Tensor, kept: Kept
+) -> Tensor:
+    grad, plain = torch.zeros_like(x), weight.plain()
+    for expert, at in _rows_of_each(offs):
+        own = Weight._make((*(None if part is None else part[expert] for part in plain), *weight.matrix, "plain"))
+        grad[at] = grad_of_input(g[at], None if rows is None else rows[expert], own, kept)
+    return grad
+
+
+def _rounded_grad_of_weight(
+    g: Tensor, x: Tensor, act_scale: Tensor | None, weight: Weight, offs: Tensor, kept: Kept
+) -> Tensor:
+    shape = (weight.k, weight.n) if kept.rounding.transposed else (weight.n, weight.k)
+    grad = torch.zeros(*weight.batch, *shape, dtype=kept.dtype, device=x.device)
+    for expert, at in _rows_of_each(offs):
+        grad[expert] = grad_of_weight(g[at], x[at], act_scale, kept)
+    return grad
+
+
+def _rows_of_each(offs: Tensor) -> Iterator[tuple[int, slice]]:
+    """The rows of each expert that has any."""
+    for expert, (start, end) in enumerate(itertools.pairwise((0, *offs.tolist()))):
+        if start < end:
+            yield expert, slice(start, end)
 
 
 def grouped_mm(
