@@ -133,7 +133,8 @@ class Walk:
         self, step: str, targets: Sequence[Target], found: dict[str, Magnitudes]
     ) -> Iterator[dict[str, Magnitudes]]:
         """Watch those of ``targets`` that are in ``step``. ``found``: the magnitudes of all, by storage."""
-        own = [target for target in targets if target in (self.targets[step] if step else self.rest)]
+        names = {target.name for target in targets}
+        own = [each for each in (self.targets[step] if step else self.rest) if each.name in names]
         watch = Watch.of(self.model, own, Magnitudes)
         watch.seen = {target.name: found.setdefault(target.storage, Magnitudes()) for target in own}
         with in_use(self.model), watch:

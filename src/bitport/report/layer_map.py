@@ -76,8 +76,11 @@ def heat_maps(layers: Sequence[LayerReport], output: bool, scale: Scale) -> list
 
 
 def _stack(stack: str, placed: list[tuple[Place, LayerReport]], output: bool, scale: Scale) -> Html:
-    kinds = list(dict.fromkeys(place.kind for place, _ in placed))
-    blocks = sorted({place.block for place, _ in placed if place.block is not None})
+    cells: dict[tuple[str, int | None], list[LayerReport]] = {}
+    for place, layer in placed:
+        cells.setdefault((place.kind, place.block), []).append(layer)
+    kinds = list(dict.fromkeys(kind for kind, _ in cells))
+    blocks = sorted({block for _, block in cells if block is not None})
     wide = max(NARROWEST, min(WIDEST, (WIDTH - LABELS) / len(blocks)))
     drawn: list[Html] = []
     every = math.ceil(24 / wide)
@@ -88,8 +91,7 @@ def _stack(stack: str, placed: list[tuple[Place, LayerReport]], output: bool, sc
         y = 22 + row * TALL
         drawn.append(_label(LABELS - 10, y + TALL / 2 + 4, kind, "end"))
         for at, block in enumerate(blocks):
-            here = [layer for place, layer in placed if (place.kind, place.block) == (kind, block)]
-            if here:
+            if here := cells.get((kind, block)):
                 drawn.append(_cell(LABELS + at * wide, y, wide, here, output, scale))
     caption = el("h3", stack or "blocks")
     width = LABELS + wide * len(blocks)
