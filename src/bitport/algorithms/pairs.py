@@ -30,12 +30,12 @@ LARGEST = 6
 def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tuple[list[Pair], dict[str, str]]:
     """Return the pairs of a block, with each consumer in at most one, and the reasons for consumers that are ambiguous.
     ``fixed``: parameters that are also used outside the block."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, fixed, unseen = torch.Generator().manual_seed(seed), set(fixed), trial.unseen()
     pairs: list[Pair] = []
     doubts: dict[str, str] = {}
-    taken: set[str] = set()
+    taken = set(fixed)
     probes: list[Probe] = []
-    for producer, count, matrices in _producers(trial, fixed):
+    for producer, count, matrices in _producers(trial, fixed, unseen):
         exponents = torch.randint(1, LARGEST + 1, (*matrices, count), generator=generator, device="cpu").float()
         signs = torch.randint(0, 2, exponents.shape, generator=generator, device="cpu") * 2 - 1
         factors = torch.exp2(exponents * signs).to(next(trial.block.parameters()).device)
@@ -47,11 +47,10 @@ def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tupl
         pair = Pair(probe.producer, tuple(probe.consumers.values()), count, matrices)
         names = set(probe.consumers)
         widths = {consumer.inputs for consumer in pair.consumers}
-        unseen = [name for name in trial.unseen() if trial.columns(name) in widths]
-        if unseen:
-            doubt = f"{pair.label} may feed {', '.join(unseen)} too, which calibration never reached"
+        if fitting := [name for name in unseen if trial.columns(name) in widths]:
+            doubt = f"{pair.label} may feed {', '.join(fitting)} too, which calibration never reached"
             doubts |= dict.fromkeys(names, doubt)
-        elif names and not names & (taken | set(fixed)):
+        elif names and names.isdisjoint(taken):
             pairs.append(pair)
             taken |= names
     return pairs, doubts
@@ -143,17 +142,19 @@ def _fed(trial: Trial, name: str, run: TrialRun, factors: Tensor) -> Consumer | 
     return None
 
 
-def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[ChannelSlice, ...], int, tuple[int, ...]]]:
+def _producers(
+    trial: Trial, fixed: set[str], unseen: Collection[str]
+) -> Iterator[tuple[tuple[ChannelSlice, ...], int, tuple[int, ...]]]:
     """Yield (parts that take one scale, number of channels, shape of the matrices): norms first, then rows of matrices.
     Tied parameters appear once, since pairs and weights use the first name."""
     first = dict(trial.block.named_parameters())
-    inputs = {trial.columns(name) for name in trial.weights if name not in trial.unseen()}
+    inputs = {trial.columns(name) for name in trial.weights if name not in unseen}
     for prefix, module in trial.block.named_modules():
         own = dict(module.named_parameters(prefix, recurse=False))
         if not own.keys() <= first.keys():
             continue
         sizes = {param.shape for param in own.values()}
-        if len(sizes) == 1 and len(size := next(iter(sizes))) == 1 and size[0] in inputs and not set(own) & set(fixed):
+        if len(sizes) == 1 and len(size := next(iter(sizes))) == 1 and size[0] in inputs and fixed.isdisjoint(own):
             for offset in (0.0, 1.0):
                 parts = [ChannelSlice(name, None, slice(None), 0.0 if at else offset) for at, name in enumerate(own)]
                 yield tuple(parts), size[0], ()
@@ -161,7 +162,7 @@ def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Cha
         axis = -1 if name in trial.flipped else -2
         rows, matrices = weight.shape[axis], tuple(weight.shape[:-2])
         names = [name, *biases_of(trial.block, name, axis)]
-        if set(names) & set(fixed):
+        if not fixed.isdisjoint(names):
             continue
         for part in _slices(rows, inputs):
             parts = [ChannelSlice(each, None if at else axis, part) for at, each in enumerate(names)]
