@@ -179,7 +179,7 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
             done[id(param)] = outcome.q, outcome.report(choice, param.nbytes)  # type: ignore[assignment]
         q, layer = done[id(param)]
         target.put(model, q)
-        layers.append(layer if not tied else _tied(layer, target.name))
+        layers.append(dataclasses.replace(layer, name=target.name, tied=tied))
     forget_(model)
     used = {layer.algorithm for layer in layers}
     name = next((name for name in (LEARNED, TrainedRounding.name) if name in used), RTN.name)
@@ -281,7 +281,3 @@ def _check(model: nn.Module, target: Target, scheme: Scheme, gradients: Gradient
             f"gradients would only lose bits; choose a scheme that rounds inputs, or leave out gradients="
         )
     check_device(scheme, param.device)
-
-
-def _tied(layer: LayerReport, name: str) -> LayerReport:
-    return dataclasses.replace(layer, name=name, tied=True)
