@@ -41,13 +41,10 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
         with ArchiveReader(file) as archive:
             manifest = json.loads(archive.read(MANIFEST))
             _check(manifest)
-            for method in manifest["methods"].values():
-                _compare(archive.read(method["code"]["entry"]), method["code"])
-            listed = {
-                name: json.loads(archive.read(method["constants"]["entry"]))
-                for name, method in manifest["methods"].items()
-            }
+            listed = {}
             for name, method in manifest["methods"].items():
+                _compare(archive.read(method["code"]["entry"]), method["code"])
+                listed[name] = json.loads(archive.read(method["constants"]["entry"]))
                 _check_example(name, method, archive)
             stored = manifest["weights"]
             inside = "entry" in stored
