@@ -43,7 +43,7 @@ class Trial:
         self.weights = {name: param for name, param in named.items() if not isinstance(param, QTensor)}
         self.flipped = [target.name for target in found if target.transposed]
         self.batches: list[Any] = []
-        self.before = TrialRun({name: Rows((), 0) for name in self.weights}, [])
+        self.before = TrialRun({name: Rows() for name in self.weights}, [])
         for batch in map(_in_float, batches):
             run, unseen = self._run([batch]), self.unseen()
             if not self.batches or any(run.rows[name].calls for name in unseen):

@@ -65,7 +65,7 @@ class Inputs:
 class Rows:
     """Alternative to Inputs that keeps the rows themselves, call by call: (matrix index, rows [M, K])."""
 
-    def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
+    def __init__(self, *_: object) -> None:
         self.calls: list[tuple[tuple[int, ...], Tensor]] = []
 
     def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
