@@ -24,7 +24,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], N
 
     def offered(load: Callable[[], object]) -> None:
         monkeypatch.setattr(plugins, "_started", False)
-        monkeypatch.setattr(plugins, "_loaded", [])
+        monkeypatch.setattr(plugins, "_loaded", {})
         monkeypatch.setattr(plugins, "_broken", {})
         fake = type("Entry", (), {"load": staticmethod(load), "value": "acme_npu.backend"})
         monkeypatch.setattr(plugins, "installed", lambda: {"acme": fake})
@@ -50,11 +50,10 @@ def test_a_broken_backend_fails_every_time(offer: Callable[..., None], monkeypat
     assert plugins.load() == plugins.IN_TREE
 
 
-def test_a_backend_that_cannot_describe_itself(offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_cannot_describe_itself(offer: Callable[..., None]) -> None:
     def describe() -> list[str]:
         raise OSError("no driver")
 
-    monkeypatch.setattr(plugins, "_describe", {})
     offer(lambda: types.SimpleNamespace(describe=describe))
     assert plugins.describe()["acme"] == ["its describe() has failed: OSError: no driver"]
 

@@ -29,11 +29,10 @@ FAILURES = (
 )
 """What an unfinished package, or one written for another version of bitport, may raise."""
 
-_loaded: list[str] = []
+_loaded: dict[str, Any] = {}
+"""The modules of the backends, by name."""
 _broken: dict[str, Exception] = {}
 """What loading raised, by backend. Not retried: the first attempt may already have registered some of its kernels."""
-_describe: dict[str, Callable[[], list[str]]] = {}
-_tune: dict[str, Callable[[], Iterator[str]]] = {}
 _started = False
 _lock = threading.RLock()
 
@@ -89,7 +88,7 @@ def _load() -> None:
         raise ArgumentError(f"BITPORT_DISABLE: no backend is called {', '.join(unknown)}; there are {', '.join(found)}")
     for name, bring in found.items():
         if name not in disabled and name not in _loaded:
-            _add(name, _brought(name, bring))
+            _loaded[name] = _brought(name, bring)
 
 
 def _brought(name: str, bring: Callable[[], Any]) -> Any:
@@ -116,14 +115,6 @@ def _imported(module: Any) -> Any:
     return module
 
 
-def _add(name: str, module: Any) -> None:
-    _loaded.append(name)
-    if hasattr(module, "describe"):
-        _describe[name] = module.describe
-    if hasattr(module, "tune"):
-        _tune[name] = module.tune
-
-
 def module_of(registered: Any) -> str:
     """Return the module that defined a function, a part of one, or a class: it tells packages apart."""
     return str(getattr(registered, "func", registered).__module__)
@@ -131,12 +122,12 @@ def module_of(registered: Any) -> str:
 
 def describe() -> dict[str, list[str]]:
     """What each loaded backend reports about itself for ``bitport doctor``, from its function ``describe``."""
-    return {name: _described(name) for name in load() if name in _describe}
+    return {name: _described(_loaded[name]) for name in load() if hasattr(_loaded[name], "describe")}
 
 
-def _described(name: str) -> list[str]:
+def _described(module: Any) -> list[str]:
     try:
-        return _describe[name]()
+        return module.describe()
     except FAILURES as error:
         return [f"its describe() has failed: {type(error).__name__}: {error}"]
 
@@ -145,6 +136,6 @@ def tune() -> Iterator[tuple[str, str]]:
     """Tune the kernel choice of each loaded backend on this machine, by its function ``tune``, which saves its result
     for later processes. Yields (backend, a line on what it found)."""
     for name in load():
-        if name in _tune:
-            for line in _tune[name]():
+        if hasattr(_loaded[name], "tune"):
+            for line in _loaded[name].tune():
                 yield name, line

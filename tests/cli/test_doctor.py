@@ -87,7 +87,7 @@ def test_a_broken_backend_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch
 
     plugins.load()
     monkeypatch.setattr(plugins, "_started", False)
-    monkeypatch.setattr(plugins, "_loaded", [])
+    monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setattr(plugins, "_broken", {})
     monkeypatch.setattr(plugins, "installed", lambda: {"acme": Broken()})
     ran = run("doctor")
