@@ -15,7 +15,7 @@ from bitport.evaluate.directories import Evaluation, evaluate_directories
 from bitport.evaluate.page import page
 from bitport.integrations.huggingface import load_model, load_tokenizer
 from bitport.integrations.lm_eval import Scores, check_installed, run_tasks
-from bitport.report.text import table
+from bitport.report.text import decibels, table
 
 
 def add_parser(verbs: Any) -> None:
@@ -91,12 +91,10 @@ def _text(rows: Sequence[Evaluation], args: argparse.Namespace) -> str:
     if report is not None and args.verbose:
         lines += ["", str(report)]
     elif report is not None:
-        worst = list(lowest(rows[-1]))
-        cells = [(layer.name, layer.scheme, _decibels(layer.sqnr), _decibels(layer.output_sqnr)) for layer in worst]
+        cells = [
+            (layer.name, layer.scheme, decibels(layer.sqnr) or "-", decibels(layer.output_sqnr) or "-")
+            for layer in lowest(rows[-1])
+        ]
         header = (f"lowest of {len(report.quantized)} layers", "scheme", "SQNR", "SQNR of output")
         lines += ["", table(header, cells) if cells else "no layer could be compared"]
     return "\n".join(lines)
-
-
-def _decibels(error: float | None) -> str:
-    return "-" if error is None else f"{error:.1f} dB"

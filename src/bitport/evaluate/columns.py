@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bitport.evaluate.directories import Evaluation
 from bitport.integrations.lm_eval import Scores
@@ -44,12 +44,12 @@ def _score(scores: Scores, task: str, metric: str) -> str:
     return f"{scores[task][metric]:.4f}" if metric in scores.get(task, {}) else "-"
 
 
-def lowest(row: Evaluation, count: int = 5) -> Iterator[LayerReport]:
-    """Yield the ``count`` quantized layers with the largest error, of the output if measured, else of the weight."""
+def lowest(row: Evaluation, count: int = 5) -> list[LayerReport]:
+    """The ``count`` quantized layers with the largest error, of the output if measured, else of the weight."""
 
     def error(layer: LayerReport) -> float:
         found = layer.sqnr if layer.output_sqnr is None else layer.output_sqnr
         return float("inf") if found is None else found
 
     compared = [layer for layer in row.layers.quantized if layer.sqnr is not None] if row.layers else []
-    yield from sorted(compared, key=error)[:count]
+    return sorted(compared, key=error)[:count]

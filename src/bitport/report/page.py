@@ -12,7 +12,7 @@ from bitport.report.bars import largest_errors, size_bars
 from bitport.report.html import Html, code, document, el, folded, rows, section, tiles
 from bitport.report.layer_map import Scale, error_of, heat_maps, legend
 from bitport.report.quantized import LayerReport, Report, count
-from bitport.report.text import size
+from bitport.report.text import decibels, size
 from bitport.report.versions import library_version
 from bitport.schemes import Recipe, Rule
 from bitport.schemes.recipe import DEFAULT_KINDS
@@ -174,10 +174,10 @@ def every_weight(report: Report) -> Html:
         "algorithm": [layer.algorithm or "-" for layer in report.layers] if by else [],
         "before": [size(layer.bytes_before) for layer in report.layers],
         "after": [size(layer.bytes_after) for layer in report.layers],
-        "SQNR": [_decibels(layer.sqnr) for layer in report.layers],
-        "to nearest": [_decibels(layer.sqnr_rtn) for layer in report.layers] if by else [],
-        "output": [_decibels(layer.output_sqnr) for layer in report.layers] if outputs else [],
-        "output to nearest": [_decibels(layer.output_sqnr_rtn) for layer in report.layers] if outputs and by else [],
+        "SQNR": [decibels(layer.sqnr) for layer in report.layers],
+        "to nearest": [decibels(layer.sqnr_rtn) for layer in report.layers] if by else [],
+        "output": [decibels(layer.output_sqnr) for layer in report.layers] if outputs else [],
+        "output to nearest": [decibels(layer.output_sqnr_rtn) for layer in report.layers] if outputs and by else [],
         "why": [layer.why for layer in report.layers],
     }
     kept = {name: cells for name, cells in columns.items() if cells}
@@ -199,10 +199,6 @@ def _names(layers: list[LayerReport], limit: int = 6) -> Html:
 
 def _bytes(layers: list[LayerReport]) -> int:
     return sum(layer.bytes_before for layer in layers if not layer.tied)
-
-
-def _decibels(error: float | None) -> str:
-    return "" if error is None else f"{error:.1f} dB"
 
 
 def _named(rule: Rule) -> str:

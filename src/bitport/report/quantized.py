@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitport.arguments import path_of
-from bitport.report.text import size, table
+from bitport.report.text import decibels, size, table
 from bitport.schemes import Choice, Plan
 
 
@@ -130,9 +130,9 @@ class Report:
                 layer.name,
                 layer.scheme or "-",
                 _sizes(layer),
-                _decibels(layer.sqnr, layer.sqnr_rtn),
+                decibels(layer.sqnr, layer.sqnr_rtn),
                 layer.algorithm or "-",
-                _decibels(layer.output_sqnr, layer.output_sqnr_rtn),
+                decibels(layer.output_sqnr, layer.output_sqnr_rtn),
                 layer.why,
             )
             for layer in self.layers
@@ -168,9 +168,3 @@ def count(layers: tuple[LayerReport, ...]) -> int:
 def _sizes(layer: LayerReport) -> str:
     after = f" -> {size(layer.bytes_after)}" if layer.scheme else ""
     return f"{size(layer.bytes_before)}{after}{' (tied)' if layer.tied else ''}"
-
-
-def _decibels(error: float | None, nearest: float | None) -> str:
-    if error is None:
-        return ""
-    return f"{error:.1f} dB" if nearest is None else f"{error:.1f} dB (rtn {nearest:.1f})"

@@ -1,4 +1,4 @@
-"""Tables in plain text and in Markdown, and sizes."""
+"""Tables in plain text and in Markdown, and figures with their units."""
 
 from __future__ import annotations
 
@@ -44,3 +44,10 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes = round(whole / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def decibels(error: float | None, nearest: float | None = None) -> str:
+    """Format an SQNR, beside that of rounding to nearest if given; empty if it is not known."""
+    if error is None:
+        return ""
+    return f"{error:.1f} dB" if nearest is None else f"{error:.1f} dB (rtn {nearest:.1f})"
