@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from bitport.interop.compressed_tensors import Reader, Writer
-from bitport.interop.sources import description
 from bitport.numerics import Format
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.tensor import QTensor, quantize_tensor
 
-from .files import read, words
+from .files import E2M1, only, words, write
 
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 E2M3 = np.array([m / 8 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(3) for m in range(8)])
 E4M3 = np.array(
     [m / 8 * 2.0**-6 for m in range(8)] + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)]
@@ -57,13 +55,7 @@ def floats(bits: int, **more: Any) -> dict[str, Any]:
 
 
 def single(said: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> QTensor:
-    (q,) = read(Reader(said, dtype), tensors).values()
-    return q
-
-
-def value(q: QTensor) -> np.ndarray:
-    """In these tests codes, zero points and scales have so few bits that float32 holds their product exactly."""
-    return q.dequantize(torch.float32).double().numpy()
+    return only(Reader(said, dtype), tensors)
 
 
 @dataclasses.dataclass
@@ -137,7 +129,7 @@ def nvfp4_layer(divisor: float) -> tuple[dict[str, Tensor], np.ndarray]:
         "m.weight_scale": torch.from_numpy(scales.astype(np.uint8)).view(torch.float8_e4m3fn),
         "m.weight_global_scale": torch.tensor([divisor]),
     }
-    return tensors, decoded(codes, E2M1) * (E4M3[scales] / float(np.float32(divisor))).repeat(16, 1)
+    return tensors, E2M1[codes] * (E4M3[scales] / float(np.float32(divisor))).repeat(16, 1)
 
 
 TOKEN8: dict[str, Any] = {"type": "int", "num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
@@ -164,8 +156,7 @@ def plain(name: str | Scheme, n: int = 64, k: int = 256, dtype: torch.dtype = to
 def written(weights: dict[str, QTensor], left: list[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     writer, tensors = Writer(), {}
     for name, q in weights.items():
-        assert writer.refuses(description(name, q)) is None
-        tensors.update(writer.write(name, q))
+        tensors.update(write(writer, q, name))
     return writer.config(left), tensors
 
 

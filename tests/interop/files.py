@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint.source import FileTensor
-from bitport.interop.codec import Described, Reader
+from bitport.interop.codec import Described, Reader, Writer
 from bitport.interop.sources import Readable, description
 from bitport.schemes import preset
 from bitport.schemes.experts import expert_blocks
@@ -35,6 +35,23 @@ def read(reader: Reader, tensors: dict[str, Tensor]) -> dict[str, QTensor]:
         assert isinstance(q, QTensor)
         found[weight.name] = q
     return found
+
+
+def only(reader: Reader, tensors: dict[str, Tensor]) -> QTensor:
+    """The quantized weight among ``tensors``, which hold one."""
+    (q,) = read(reader, tensors).values()
+    return q
+
+
+def assert_numbers(q: QTensor, value: np.ndarray) -> None:
+    """``q`` must hold the numbers of ``value``, usually in float64, rounded once to float32 where that is needed."""
+    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value.astype(np.float32), strict=True)
+
+
+def write(writer: Writer, q: QTensor, name: str = "m.weight") -> dict[str, Tensor]:
+    """What ``writer`` makes of a weight, which it must not refuse."""
+    assert writer.refuses(description(name, q)) is None
+    return writer.write(name, q)
 
 
 def assert_described(files: Readable) -> None:

@@ -15,7 +15,7 @@ from bitport.errors import CheckpointError
 from bitport.interop import auto_round
 from bitport.tensor import QTensor
 
-from .files import E2M1, held, read
+from .files import E2M1, assert_numbers, held, read
 
 N, K = 12, 64
 Layer = tuple[dict[str, Tensor], np.ndarray]
@@ -81,7 +81,7 @@ def all_of(said: dict[str, Any], **layers: Layer) -> dict[str, QTensor]:
 
 def only(said: dict[str, Any], layer: Layer) -> QTensor:
     q = all_of(said, m=layer)["m.weight"]
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), layer[1].astype(np.float32))
+    assert_numbers(q, layer[1])
     return q
 
 

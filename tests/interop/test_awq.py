@@ -13,7 +13,7 @@ from bitport.interop import awq
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
-from .files import assert_as_read, described, read, words
+from .files import assert_as_read, assert_numbers, described, only, read, words, write
 
 COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Columns along N in a gemm word, from the lowest four bits up."""
@@ -55,10 +55,6 @@ def config(group: int, **more: object) -> dict[str, object]:
     return {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": group, "zero_point": True, **more}
 
 
-def value_of(q: QTensor) -> np.ndarray:
-    return q.dequantize(torch.float32).double().numpy()
-
-
 @pytest.mark.parametrize("version", awq.VERSIONS)
 @pytest.mark.parametrize(("n", "k", "group"), CASES)
 def test_values_are_those_of_the_definition(n: int, k: int, group: int, version: str) -> None:
@@ -69,7 +65,7 @@ def test_values_are_those_of_the_definition(n: int, k: int, group: int, version:
     assert (q.dtype, tuple(q.shape)) == (torch.float16, (n, k))
     assert str(q.scheme) == ("int4" if group == 128 else f"int4-g{group}")
     # A code minus a zero point has at most 5 bits, and a float16 scale 11: float32 holds the product exactly.
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize(
@@ -83,43 +79,42 @@ def test_values_are_those_of_the_definition(n: int, k: int, group: int, version:
 )
 def test_both_spellings_of_settings(said: dict[str, object]) -> None:
     tensors, value = layer(16, 64, 32)
-    (q,) = read(awq.Reader(said, torch.bfloat16), tensors).values()
-    np.testing.assert_array_equal(value_of(q), value)
+    q = only(awq.Reader(said, torch.bfloat16), tensors)
+    assert_numbers(q, value)
 
 
 def test_one_group_for_a_row() -> None:
     tensors, value = layer(8, 96, 96)
-    (q,) = read(awq.Reader(config(-1), torch.float16), tensors).values()
+    q = only(awq.Reader(config(-1), torch.float16), tensors)
     assert str(q.scheme) == "int4-channel"
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize(("zero_point", "symmetric", "name"), [(False, True, "int4-sym"), (True, True, "int4")])
 def test_zero_points_of_eight(zero_point: bool, symmetric: bool, name: str) -> None:
     tensors, value = layer(8, 128, 128, symmetric=symmetric)
-    (q,) = read(awq.Reader(config(128, zero_point=zero_point), torch.float16), tensors).values()
+    q = only(awq.Reader(config(128, zero_point=zero_point), torch.float16), tensors)
     assert (str(q.scheme), q.zero is None) == (name, not zero_point)
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 def test_zero_points_are_kept_where_they_are_not_what_symmetric_means() -> None:
     tensors, value = layer(8, 128, 128)
-    (q,) = read(awq.Reader(config(128, zero_point=False), torch.float16), tensors).values()
+    q = only(awq.Reader(config(128, zero_point=False), torch.float16), tensors)
     assert str(q.scheme) == "int4"
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object]]:
     writer = awq.Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    return writer.write("m.weight", q), writer.config(["lm_head"])
+    return write(writer, q), writer.config(["lm_head"])
 
 
 @pytest.mark.parametrize("symmetric", [False, True], ids=["zero points", "symmetric"])
 @pytest.mark.parametrize(("n", "k", "group"), CASES)
 def test_what_is_written_is_what_was_read(n: int, k: int, group: int, symmetric: bool) -> None:
     tensors, _ = layer(n, k, group, symmetric=symmetric)
-    (q,) = read(awq.Reader(config(group, zero_point=not symmetric), torch.float16), tensors).values()
+    q = only(awq.Reader(config(group, zero_point=not symmetric), torch.float16), tensors)
     again, said = written(q)
     assert_as_read(again, tensors)
     assert said == {**config(group), "zero_point": not symmetric, "modules_to_not_convert": ["lm_head"]}
@@ -130,15 +125,15 @@ def test_our_own_weights_survive(scheme: str) -> None:
     value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     q = bitport.quantize_tensor(value.half(), scheme).to_layout("plain")
     tensors, said = written(q)
-    (back,) = read(awq.Reader(said, torch.float16), tensors).values()
+    back = only(awq.Reader(said, torch.float16), tensors)
     assert torch.equal(back, q)
 
 
 def test_gemv_is_written_as_gemm() -> None:
     tensors, value = layer(16, 256, 64, "gemv")
-    (q,) = read(awq.Reader(config(64, version="gemv"), torch.float16), tensors).values()
+    q = only(awq.Reader(config(64, version="gemv"), torch.float16), tensors)
     again, said = written(q)
-    np.testing.assert_array_equal(value_of(read(awq.Reader(said, torch.float16), again)["m.weight"]), value)
+    assert_numbers(read(awq.Reader(said, torch.float16), again)["m.weight"], value)
 
 
 def test_a_scale_that_is_no_float16_is_refused() -> None:
@@ -149,7 +144,7 @@ def test_a_scale_that_is_no_float16_is_refused() -> None:
 
 def test_a_zero_point_that_needs_five_bits_is_refused() -> None:
     tensors, _ = layer(8, 64, 32)
-    (q,) = read(awq.Reader(config(32), torch.float16), tensors).values()
+    q = only(awq.Reader(config(32), torch.float16), tensors)
     assert q.zero is not None
     q.zero[3, 1] = 16
     with pytest.raises(ArgumentError, match="zero point 16 does not fit"):

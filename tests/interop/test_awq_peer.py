@@ -8,9 +8,8 @@ from torch import Tensor
 
 import bitport
 from bitport.interop.awq import Reader, Writer
-from bitport.interop.sources import description
 
-from .files import read
+from .files import only, write
 
 pytestmark = pytest.mark.peers
 theirs = pytest.importorskip("auto_round.export.export_to_awq.utils")
@@ -35,7 +34,7 @@ def test_what_autoround_packs_reads_as_it_unpacks_it(n: int, k: int, group: int,
     packed = theirs.WQLinear_GEMM.from_linear(layer, 4, group, scales=scales, zeros=zeros, device="cpu")
     tensors = {f"m.{name}": tensor for name, tensor in packed.state_dict().items()}
     said = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": group, "zero_point": not symmetric}
-    (q,) = read(Reader(said, torch.float16), tensors).values()
+    q = only(Reader(said, torch.float16), tensors)
     assert (q.zero is None) == symmetric
     assert torch.equal(q.dequantize(torch.float32), unpacked(tensors, group))
 
@@ -45,7 +44,6 @@ def test_what_is_written_is_unpacked_by_autoround(scheme: str) -> None:
     value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).half()
     q = bitport.quantize_tensor(value, scheme).to_layout("plain")
     writer = Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    tensors = writer.write("m.weight", q)
+    tensors = write(writer, q)
     group = writer.config([])["group_size"]
     assert torch.equal(unpacked(tensors, group), q.dequantize(torch.float32))

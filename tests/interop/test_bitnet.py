@@ -15,7 +15,7 @@ from torch import Tensor
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import bitnet, convert
 
-from .files import held, read
+from .files import assert_numbers, held, only, read
 
 N, K = 24, 80
 EXTRA = "needs the extra: pip install 'bitport[hf]'"
@@ -46,11 +46,11 @@ def reader(dtype: torch.dtype = torch.float32, **more: Any) -> bitnet.Reader:
 def test_values_are_those_of_the_definition(linear_class: str | None) -> None:
     tensors, numbers = layer()
     made = reader(torch.bfloat16, linear_class=linear_class)
-    (q,) = read(made, {**tensors, "norm.weight": torch.ones(3)}).values()
+    q = only(made, {**tensors, "norm.weight": torch.ones(3)})
     scale = tensors["m.weight_scale"].double().numpy()
     multiplies = linear_class == "autobitlinear"
     wanted = numbers * (scale if multiplies else 1 / scale).astype(np.float32)
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), wanted)
+    assert_numbers(q, wanted)
     assert (tuple(q.shape), q.dtype, q.scheme) == ((N, K), torch.bfloat16, bitnet.SCHEME)
     assert made.notes == ([] if multiplies else [bitnet.RECIPROCAL])
 
@@ -67,7 +67,7 @@ def test_a_layer_of_transformers(linear_class: str) -> None:
         module = theirs.AutoBitLinear(K, N, bias=False, dtype=torch.float32)
         module.weight.requires_grad_(False).copy_(torch.from_numpy(numbers))
         module.weight_scale = scale.float()
-    (q,) = read(reader(linear_class=linear_class), tensors).values()
+    q = only(reader(linear_class=linear_class), tensors)
     # Numbers of int8 by a power of two, so that both round inputs to the same codes.
     x = torch.from_numpy(np.random.default_rng(1).integers(-127, 128, (5, K))).float() / 64
     x[:, 3] = 127 / 64

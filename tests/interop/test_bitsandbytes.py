@@ -12,12 +12,11 @@ from torch import Tensor
 import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import bitsandbytes
-from bitport.interop.sources import description
 from bitport.numerics import NF4, Quantized, sqnr
 from bitport.ops.samples import product_budget
 from bitport.tensor import QTensor
 
-from .files import assert_as_read, described, read
+from .files import assert_as_read, assert_numbers, described, only, read, write
 
 NAME = "m.weight"
 STATE = f"{NAME}.quant_state.bitsandbytes__nf4"
@@ -74,16 +73,16 @@ def test_nf4_values_are_those_of_the_definition(n: int, k: int, block: int, nest
     assert list(found) == [NAME]
     assert (tuple(q.shape), q.dtype, q.scale.dtype) == ((n, k), torch.bfloat16, torch.float32)
     assert str(q.scheme) == ("nf4" if block == 64 else "nf4-g32")
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize("nested", [None, 4], ids=["one level", "nested in 4"])
 @pytest.mark.parametrize(("n", "k"), [(16, 128), (6, 320)])
 def test_fp4_values_are_those_of_the_definition(n: int, k: int, nested: int | None) -> None:
     tensors, value = nf4(n, k, 64, nested, "fp4")
-    (q,) = read(bitsandbytes.Reader({**CONFIG, "bnb_4bit_quant_type": "fp4"}, torch.bfloat16), tensors).values()
+    q = only(bitsandbytes.Reader({**CONFIG, "bnb_4bit_quant_type": "fp4"}, torch.bfloat16), tensors)
     assert q.scheme.weight.dtype == "bnb_fp4"
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    assert_numbers(q, value)
     x = torch.randn(3, k, dtype=torch.bfloat16)
     exact = x.double() @ torch.from_numpy(value).double().T
     assert sqnr(exact, torch.nn.functional.linear(x, q)) >= product_budget(torch.bfloat16, k, exact.numel())
@@ -93,8 +92,8 @@ def test_fp4_values_are_those_of_the_definition(n: int, k: int, nested: int | No
 def test_codes_may_be_called_numbers_of_another_kind(storage: torch.dtype) -> None:
     tensors, value = nf4(6, 128)
     tensors[NAME] = tensors[NAME].flatten().view(storage).unsqueeze(1)
-    (q,) = read(bitsandbytes.Reader(CONFIG, torch.bfloat16), tensors).values()
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    q = only(bitsandbytes.Reader(CONFIG, torch.bfloat16), tensors)
+    assert_numbers(q, value)
 
 
 def int8(n: int, k: int) -> tuple[dict[str, Tensor], np.ndarray]:
@@ -119,22 +118,21 @@ def test_int8_values_are_those_of_the_definition(n: int, k: int) -> None:
     assert list(found) == [NAME]
     assert (str(q.scheme), q.dtype) == ("int8", torch.float16)
     assert reader.notes == [bitsandbytes.ROUNDED_INPUTS, bitsandbytes.ROUNDED_ROWS]
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize(("threshold", "scheme"), [(0.0, "int8-dyn"), (0, "int8-dyn"), (6.0, "int8"), (None, "int8")])
 def test_without_outliers_all_inputs_are_rounded(threshold: float | None, scheme: str) -> None:
     said = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": threshold}
     reader = bitsandbytes.Reader(said, torch.float16)
-    (q,) = read(reader, int8(5, 33)[0]).values()
+    q = only(reader, int8(5, 33)[0])
     assert str(q.scheme) == scheme
     assert (bitsandbytes.ROUNDED_INPUTS in reader.notes) == (scheme == "int8")
 
 
 def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
     writer = bitsandbytes.Writer()
-    assert writer.refuses(description(NAME, q)) is None
-    return writer.write(NAME, q), writer.config(["lm_head"]), writer.notes
+    return write(writer, q, NAME), writer.config(["lm_head"]), writer.notes
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -144,7 +142,7 @@ def test_4_bits_that_are_written_are_what_was_read(n: int, k: int, block: int, k
     """Including both zeros of fp4."""
     tensors, _ = nf4(n, k, block, kind=kind)
     config = {**CONFIG, "bnb_4bit_quant_type": kind}
-    (q,) = read(bitsandbytes.Reader(config, torch.bfloat16), tensors).values()
+    q = only(bitsandbytes.Reader(config, torch.bfloat16), tensors)
     again, said, notes = written(q)
     name = STATE.removesuffix("nf4") + kind
     state, its = (json.loads(bytes(each.pop(name).tolist())) for each in (again, tensors))
@@ -160,15 +158,15 @@ def test_int8_that_is_written_is_what_was_read(n: int, k: int, threshold: float)
     tensors, value = int8(n, k)
     del tensors["m.bias"]
     said = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": threshold}
-    (q,) = read(bitsandbytes.Reader(said, torch.float16), tensors).values()
+    q = only(bitsandbytes.Reader(said, torch.float16), tensors)
     again, config, notes = written(q)
     statistics, its = again.pop("m.SCB"), tensors.pop("m.SCB")
     assert_as_read(again, tensors)
     assert torch.equal(statistics / 127, its / 127)
     assert notes == ([bitsandbytes.INPUTS] if threshold else [])
     assert config == {**said, "bnb_4bit_compute_dtype": "float16", "llm_int8_skip_modules": ["lm_head"]}
-    (back,) = read(bitsandbytes.Reader(config, torch.float16), {**again, "m.SCB": statistics}).values()
-    np.testing.assert_array_equal(back.dequantize(torch.float32).numpy(), value)
+    back = only(bitsandbytes.Reader(config, torch.float16), {**again, "m.SCB": statistics})
+    assert_numbers(back, value)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -177,7 +175,7 @@ def test_our_own_weights_survive(scheme: str, dtype: torch.dtype) -> None:
     value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
     q = bitport.quantize_tensor(value, scheme).to_layout("plain")
     tensors, said, notes = written(q)
-    (back,) = read(bitsandbytes.Reader(said, dtype), tensors).values()
+    back = only(bitsandbytes.Reader(said, dtype), tensors)
     assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
     assert torch.equal(back.qdata, q.qdata)
     assert (back.dtype, bitsandbytes.NO_SCB in notes) == (dtype, False)
@@ -191,7 +189,7 @@ def test_scales_that_are_no_127th_are_told() -> None:
     plain = bitport.quantize_tensor(torch.randn(4096, 32, generator=generator), "int8-dyn").to_layout("plain")
     q = plain.replace(Quantized(plain.qdata, torch.rand(4096, 1, generator=generator) + 1))
     tensors, said, notes = written(q)
-    (back,) = read(bitsandbytes.Reader(said, torch.float32), tensors).values()
+    back = only(bitsandbytes.Reader(said, torch.float32), tensors)
     off = (back.scale.double() / q.scale.double() - 1).abs()
     assert notes == [bitsandbytes.NO_SCB]
     assert float(off.max()) <= 2**-23
@@ -236,7 +234,7 @@ def test_both_formats_in_one_file() -> None:
     tensors |= {f"b.{name}": tensor for name, tensor in eight[0].items()}
     found = read(bitsandbytes.Reader(CONFIG, torch.bfloat16), tensors)
     for name, value in (("a.m.weight", four[1]), ("b.m.weight", eight[1])):
-        np.testing.assert_array_equal(found[name].dequantize(torch.float32).numpy(), value)
+        assert_numbers(found[name], value)
 
 
 SAID = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [6, 128]}

@@ -10,10 +10,9 @@ from torch import Tensor
 
 import bitport
 from bitport.interop.bitsandbytes import Reader, Writer
-from bitport.interop.sources import description
 from bitport.numerics import Format
 
-from .files import read
+from .files import only, read, write
 
 CONFIG = {"quant_method": "bitsandbytes"}
 
@@ -39,7 +38,7 @@ def test_4_bits_read_as_the_library_unpacks_them(
     )
     tensors = {"m.weight": data}
     tensors |= {f"m.weight.{name}": part for name, part in state.as_dict(packed=True).items()}
-    (q,) = read(Reader(CONFIG, dtype), tensors).values()
+    q = only(Reader(CONFIG, dtype), tensors)
     state.dtype = torch.float32
     assert torch.equal(q.dequantize(torch.float32), bnb.functional.dequantize_4bit(data, state))
 
@@ -63,7 +62,7 @@ def test_the_tensors_of_a_layer_of_8_bits() -> None:
     layer.weight = bnb.nn.Int8Params(weight(32, 256, torch.float16), requires_grad=False, has_fp16_weights=False)
     layer = layer.to("cpu")
     tensors = {f"model.m.{name}": tensor for name, tensor in layer.state_dict().items()}
-    (q,) = read(Reader(CONFIG, torch.float16), tensors).values()
+    q = only(Reader(CONFIG, torch.float16), tensors)
     theirs = bnb.functional.int8_vectorwise_dequant(layer.state_dict()["weight"], layer.state_dict()["SCB"])
     ours = q.dequantize(torch.float32)
     # Theirs is rounded after each of two products, one with a rounded 1/127; ours in the scale and in the product.
@@ -79,8 +78,7 @@ def test_4_bits_that_are_written_are_unpacked_by_the_library(
     scheme = bitport.Scheme(weight=Format(dtype=number, block=(1, block), scale="input"))
     q = bitport.quantize_tensor(weight(48, 512, dtype), scheme).to_layout("plain")
     writer = Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    tensors = writer.write("m.weight", q)
+    tensors = write(writer, q)
     stats = {name.removeprefix("m.weight."): part for name, part in tensors.items() if name != "m.weight"}
     layer = bnb.nn.Linear4bit(512, 48, bias=False, quant_type=kind)
     made = bnb.nn.Params4bit.from_prequantized(tensors["m.weight"], stats, device="cpu", module=layer)
@@ -93,8 +91,7 @@ def test_inputs_of_int8_dyn_are_rounded_by_the_library() -> None:
     x[:, 7] *= 10
     q = bitport.quantize_tensor(weight(32, 256, torch.float16), "int8-dyn").to_layout("plain")
     writer = Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    tensors, said = writer.write("m.weight", q), writer.config([])
+    tensors, said = write(writer, q), writer.config([])
     layer = bnb.nn.Linear8bitLt(256, 32, bias=False, has_fp16_weights=False, threshold=said["llm_int8_threshold"])
     layer.weight = bnb.nn.Int8Params(tensors["m.weight"], requires_grad=False, SCB=tensors["m.SCB"]).to("cpu")
     theirs, ours = layer.eval()(x).float(), torch.nn.functional.linear(x.float(), q.to(torch.float32))

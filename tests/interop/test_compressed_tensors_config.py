@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,9 +26,8 @@ from .compressed_tensors_files import (
     ints,
     nvfp4_layer,
     single,
-    value,
 )
-from .files import held, read
+from .files import assert_numbers, held, read
 
 SAID: list[tuple[str, dict[str, Any], dict[str, Any] | None, str]] = [
     ("pack-quantized", ints(4, **GROUP128), None, "int4-sym"),
@@ -107,7 +105,7 @@ def test_zero_points_of_a_symmetric_weight_may_only_be_zero() -> None:
     layer = Layer(4, 32, 8, (1, 0), True)
     zeros = torch.zeros(4, 1, dtype=torch.int8)
     q = single(config("int-quantized", layer.said()), layer.in_bytes() | {"m.weight_zero_point": zeros})
-    np.testing.assert_array_equal(value(q), layer.value)
+    assert_numbers(q, layer.value)
     with pytest.raises(CheckpointError, match="symmetric"):
         single(config("int-quantized", layer.said()), layer.in_bytes() | {"m.weight_zero_point": zeros + 1})
 
@@ -156,7 +154,7 @@ def test_groups_of_several_formats() -> None:
     found = read(Reader(said, torch.bfloat16), {**layer.packed(), "norm.weight": torch.ones(3), **other})
     assert list(found) == ["m.weight", "n.weight"]
     for q in found.values():
-        np.testing.assert_array_equal(value(q), layer.value)
+        assert_numbers(q, layer.value)
 
 
 def test_what_is_left_out_is_said() -> None:

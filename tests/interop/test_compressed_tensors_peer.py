@@ -21,7 +21,7 @@ from bitport.tensor import QTensor
 from tests.meta.tree import table
 
 from .compressed_tensors_files import SCHEMES, assert_same, plain, written
-from .files import read
+from .files import only, read
 
 pytestmark = pytest.mark.peers
 library = pytest.importorskip("compressed_tensors")
@@ -132,7 +132,7 @@ def test_what_the_library_packs_is_read(name: str, stored: str, changes: dict[st
     scheme.format = stored
     weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).to(dtype)
     tensors, _ = compressed(scheme, weight)
-    (q,) = read(Reader(as_stored(scheme), dtype), {f"m.{role}": part for role, part in tensors.items()}).values()
+    q = only(Reader(as_stored(scheme), dtype), {f"m.{role}": part for role, part in tensors.items()})
     values_agree(q, decompressed(tensors, scheme))
 
 
@@ -146,7 +146,7 @@ def test_what_bitport_writes_the_library_unpacks(name: str, dtype: torch.dtype) 
     assert parsed.ignore == ["lm_head"]
     assert scheme.format == parsed.format
     values_agree(q, decompressed({role.removeprefix("m."): part for role, part in tensors.items()}, scheme))
-    (again,) = read(Reader(as_stored(scheme), dtype), tensors).values()
+    again = only(Reader(as_stored(scheme), dtype), tensors)
     assert_same(again, q, but=("scale2",))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import fbgemm
 
-from .files import held, read
+from .files import assert_numbers, held, only, read
 
 E4M3 = torch.float8_e4m3fn
 CONFIG = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
@@ -61,9 +61,9 @@ def reader(**more: Any) -> fbgemm.Reader:
 def test_values_are_those_of_the_definition() -> None:
     tensors, value = layer()
     made = reader()
-    (q,) = read(made, {**tensors, "norm.weight": torch.ones(3)}).values()
+    q = only(made, {**tensors, "norm.weight": torch.ones(3)})
     assert (str(q.scheme), q.dtype, tuple(q.shape)) == ("fp8-wo", torch.bfloat16, (N, K))
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value.astype(np.float32))
+    assert_numbers(q, value)
     assert made.notes == ["inputs are used as they are: no scheme cuts them off at 1200 before they are rounded"]
 
 
@@ -73,7 +73,7 @@ def test_stacked_experts() -> None:
     assert found.keys() == values.keys()
     for name, q in found.items():
         assert (tuple(q.shape), q.transposed) == (values[name].shape, True)
-        np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), values[name].astype(np.float32))
+        assert_numbers(q, values[name])
 
 
 def test_bounds_of_layers_are_left_out() -> None:
@@ -118,7 +118,7 @@ def test_a_layer_of_transformers(theirs: Any) -> None:
     x = torch.randn(5, K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = module(x)
     assert float((found - x @ torch.from_numpy(value).T).norm() / found.norm()) < K * 2**-52
-    (q,) = read(reader(), tensors).values()
+    q = only(reader(), tensors)
     ours = torch.nn.functional.linear(x.float(), q).double()
     # A sum of K products in float32.
     assert float((ours - found).norm() / found.norm()) < K * 2**-24

@@ -12,9 +12,8 @@ from bitport.errors import BitportError, CheckpointError
 from bitport.interop import float8, modelopt
 from bitport.interop.formats import READERS
 from bitport.interop.sources import description
-from bitport.tensor import QTensor
 
-from .files import E2M1, assert_as_read, held, read
+from .files import E2M1, assert_as_read, assert_numbers, held, only, read, write
 from .test_modelopt import four
 
 NAME = "m.weight"
@@ -56,10 +55,6 @@ def config(rows: int, columns: int, **more: object) -> dict[str, object]:
     return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block, **more}
 
 
-def value_of(q: QTensor) -> np.ndarray:
-    return q.dequantize(torch.float32).numpy()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float8_e8m0fnu], ids=str)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (128, 256), (130, 300), (64, 129)])
 def test_values_are_those_of_the_definition(n: int, k: int, dtype: torch.dtype) -> None:
@@ -69,7 +64,7 @@ def test_values_are_those_of_the_definition(n: int, k: int, dtype: torch.dtype) 
     assert list(found) == [NAME]
     assert (tuple(q.shape), q.dtype, q.scale.dtype) == ((n, k), torch.bfloat16, torch.float32)
     assert (str(q.scheme), reader.notes) == ("fp8-block", [])
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +74,9 @@ def test_values_are_those_of_the_definition(n: int, k: int, dtype: torch.dtype) 
 def test_other_blocks(rows: int, columns: int, name: str, notes: int) -> None:
     tensors, value = layer(96, 160, rows, columns)
     reader = float8.Reader(config(rows, columns), torch.bfloat16)
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     assert (str(q.scheme), len(reader.notes)) == (name, notes)
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu], ids=str)
@@ -99,9 +94,9 @@ def test_other_blocks(rows: int, columns: int, name: str, notes: int) -> None:
 def test_blocks_of_mxfp8(said: dict[str, object], name: str, notes: int, dtype: torch.dtype) -> None:
     tensors, value = layer(48, 96, 1, 32, dtype)
     reader = READERS[str(said["quant_method"])](dict(said), torch.bfloat16)
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     assert (str(q.scheme), len(reader.notes), q.scale.dtype) == (name, notes, torch.float8_e8m0fnu)
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
     with pytest.raises(CheckpointError, match=r"mxfp8 with weight_block_size \[128, 128\]: \[1, 32\] is read"):
         READERS["mxfp8"]({**config(128, 128), "quant_method": "mxfp8"}, torch.bfloat16)
 
@@ -113,9 +108,9 @@ def test_one_scale_for_all(end: str, shape: tuple[int, ...]) -> None:
     tensors[end] = tensors.pop(INVERSE).reshape(shape)
     said = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]}
     reader = float8.Reader(said, torch.bfloat16)
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     assert (str(q.scheme), q.scheme.act, len(reader.notes)) == ("fp8-row-tensor", "fp8", 1)
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize("rows", [1, 48])
@@ -126,9 +121,10 @@ def test_scales_that_divide(rows: int) -> None:
     exact = np.nan_to_num(value.astype(np.float64) * (1 / stored.double() / tensors[INVERSE].double()).numpy())
     said = {"bits": 8, "quant_method": "fp8", "format": "float8_e4m3fn", "weight_scale_semantics": "inverse"}
     reader = float8.Reader(said, torch.bfloat16)
-    (q,) = read(reader, {**tensors, INVERSE: stored.flatten() if rows == 1 else stored.reshape(())}).values()
+    q = only(reader, {**tensors, INVERSE: stored.flatten() if rows == 1 else stored.reshape(())})
     assert (q.scheme.act, reader.notes) == ("", [float8.DIVISORS])
-    assert bool((np.abs(np.nan_to_num(value_of(q)) - exact) <= 3 * 2**-24 * np.abs(exact)).all())
+    got = np.nan_to_num(q.dequantize(torch.float32).numpy())
+    assert bool((np.abs(got - exact) <= 3 * 2**-24 * np.abs(exact)).all())
     with pytest.raises(CheckpointError, match="weight_scale_semantics 'direct': inverse are read"):
         float8.Reader({**said, "weight_scale_semantics": "direct"}, torch.bfloat16)
 
@@ -139,18 +135,18 @@ def test_inputs_as_they_are() -> None:
     tensors[SCALE] = tensors.pop(INVERSE).reshape(())
     for said, name in (({"activation_scheme": None}, "fp8-wo-tensor"), ({}, "fp8-row-tensor")):
         reader = float8.Reader({"quant_method": "fp8", "ignored_layers": ["lm_head"], **said}, torch.bfloat16)
-        (q,) = read(reader, tensors).values()
+        q = only(reader, tensors)
         assert (str(q.scheme), bool(reader.notes)) == (name, not said)
-        np.testing.assert_array_equal(value_of(q), value)
+        assert_numbers(q, value)
 
 
 @pytest.mark.parametrize("shape", [(48,), (48, 1)], ids=str)
 def test_one_scale_for_a_row(shape: tuple[int, ...]) -> None:
     tensors, value = layer(48, 80, 1, 80)
     tensors[SCALE] = tensors.pop(INVERSE).reshape(shape)
-    (q,) = read(float8.Reader({"quant_method": "fp8"}, torch.bfloat16), tensors).values()
+    q = only(float8.Reader({"quant_method": "fp8"}, torch.bfloat16), tensors)
     assert str(q.scheme) == "fp8-row"
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +162,11 @@ def test_a_static_scale_of_the_input(said: dict[str, object], scale: str, given:
     tensors[scale] = tensors.pop(INVERSE)
     tensors[given] = torch.tensor(0.0625, dtype=torch.bfloat16)
     reader = float8.Reader({"quant_method": "fp8", "activation_scheme": "static", **said}, torch.bfloat16)
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     assert (q.scheme.act, q.scheme.static, reader.notes) == ("fp8-tensor", True, [])
     assert q.act_scale is not None
     assert (q.act_scale.dtype, float(q.act_scale)) == (torch.float32, 0.0625)
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 def test_the_static_scale_divides_the_input() -> None:
@@ -178,7 +174,7 @@ def test_the_static_scale_divides_the_input() -> None:
     codes = torch.randint(0, 120, (16, 80), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     tensors |= {NAME: codes.view(torch.float8_e4m3fn), "m.input_scale": torch.tensor([0.25])}
     reader = float8.Reader({"quant_method": "fp8", "activation_scheme": "static"}, torch.float32)
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     x = torch.randn(3, 80, generator=torch.Generator().manual_seed(0))
     rounded = (x / 0.25).to(torch.float8_e4m3fn).double() * 0.25
     exact = rounded @ q.dequantize(torch.float32).double().T
@@ -190,9 +186,9 @@ def test_the_static_scale_divides_the_input() -> None:
 def test_the_names_of_deepseek_v4() -> None:
     tensors, value = layer(130, 300, 128, 128, torch.float8_e8m0fnu)
     tensors["m.scale"] = tensors.pop(INVERSE)
-    (q,) = read(float8.Reader(config(128, 128, scale_fmt="ue8m0"), torch.bfloat16), tensors).values()
+    q = only(float8.Reader(config(128, 128, scale_fmt="ue8m0"), torch.bfloat16), tensors)
     assert str(q.scheme) == "fp8-block"
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
 
 
 def fp4() -> tuple[dict[str, Tensor], np.ndarray]:
@@ -206,9 +202,9 @@ def fp4() -> tuple[dict[str, Tensor], np.ndarray]:
 
 def test_experts_in_fp4() -> None:
     tensors, value = fp4()
-    (q,) = read(float8.Reader(config(128, 128), torch.bfloat16), tensors).values()
+    q = only(float8.Reader(config(128, 128), torch.bfloat16), tensors)
     assert (q.scheme.weight, q.scheme.act) == (bitport.preset("mxfp4").weight, "fp8-128")
-    np.testing.assert_array_equal(value_of(q), value)
+    assert_numbers(q, value)
     x = torch.randn(3, 96, generator=torch.Generator().manual_seed(0))
     exact = x.double() @ torch.from_numpy(value).T
     got = torch.nn.functional.linear(x, q.to_device_layout()).double()
@@ -227,8 +223,8 @@ def test_experts_in_a_format_of_modelopt() -> None:
         NAME: "fp8-block",
         "l.experts.7.m.weight": "nvfp4-static",
     }
-    np.testing.assert_array_equal(value_of(found[NAME]), value)
-    np.testing.assert_array_equal(value_of(found["l.experts.7.m.weight"]), four_bits)
+    assert_numbers(found[NAME], value)
+    assert_numbers(found["l.experts.7.m.weight"], four_bits)
     assert reader.notes == []
     alone = {"l.experts": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}
     other = float8.Reader(config(128, 128, **{**said, "quantized_layers": alone}), torch.bfloat16)
@@ -266,9 +262,9 @@ def test_stacked_experts(name: str) -> None:
         name: torch.stack([each[NAME].view(torch.uint8) for each in made]).view(torch.float8_e4m3fn),
         f"{name}_scale_inv": torch.stack([each[INVERSE] for each in made]),
     }
-    (q,) = read(float8.Reader(config(128, 128), torch.bfloat16), tensors).values()
+    q = only(float8.Reader(config(128, 128), torch.bfloat16), tensors)
     assert tuple(q.shape) == (3, 130, 96)
-    np.testing.assert_array_equal(value_of(q), np.stack(values))
+    assert_numbers(q, np.stack(values))
 
 
 def test_scales_of_a_cache_are_left_out_and_no_others() -> None:
@@ -289,11 +285,9 @@ def test_powers_of_two_that_inputs_do_not_have_are_told() -> None:
 @pytest.mark.parametrize(("n", "k"), [(128, 256), (130, 300)])
 def test_what_is_written_is_what_was_read(n: int, k: int) -> None:
     tensors, _ = layer(n, k, 128, 128)
-    (q,) = read(float8.Reader(config(128, 128), torch.bfloat16), tensors).values()
+    q = only(float8.Reader(config(128, 128), torch.bfloat16), tensors)
     writer = float8.Writer()
-    assert writer.refuses(description(NAME, q)) is None
-    again = writer.write(NAME, q)
-    assert_as_read(again, tensors)
+    assert_as_read(write(writer, q, NAME), tensors)
     assert writer.config(["lm_head"]) == {**config(128, 128), "modules_to_not_convert": ["lm_head"]}
 
 
@@ -301,7 +295,7 @@ def test_our_own_weights_survive() -> None:
     value = torch.randn(200, 384, generator=torch.Generator().manual_seed(0))
     q = bitport.quantize_tensor(value, "fp8-block").to_layout("plain")
     writer = float8.Writer()
-    (back,) = read(float8.Reader(writer.config([]), torch.float32), writer.write(NAME, q)).values()
+    back = only(float8.Reader(writer.config([]), torch.float32), writer.write(NAME, q))
     assert torch.equal(back, q)
 
 

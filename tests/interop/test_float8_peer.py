@@ -11,7 +11,7 @@ from torch import Tensor
 import bitport
 from bitport.interop.float8 import Reader, Writer
 
-from .files import read
+from .files import only, read
 
 pytestmark = pytest.mark.peers
 theirs = pytest.importorskip("transformers.integrations.finegrained_fp8")
@@ -36,7 +36,7 @@ def matrix(*shape: int) -> Tensor:
 def test_what_transformers_writes_reads_as_it_unpacks_it(shape: tuple[int, int], scale_fmt: str) -> None:
     said = SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=(128, 128), scale_fmt=scale_fmt))
     tensors = theirs.Fp8Quantize(said).convert({"m.weight": matrix(*shape)})
-    (q,) = read(Reader(config(scale_fmt), torch.float32), tensors).values()
+    q = only(Reader(config(scale_fmt), torch.float32), tensors)
     assert str(q.scheme) == "fp8-block"
     assert torch.equal(q.dequantize(), unpacked(tensors))
 
@@ -46,7 +46,7 @@ def test_mxfp8_of_transformers(exponents: torch.dtype) -> None:
     said = SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=(1, 32), scale_fmt="ue8m0"))
     tensors = theirs.Fp8Quantize(said).convert({"m.weight": matrix(48, 96)})
     tensors["m.weight_scale_inv"] = tensors["m.weight_scale_inv"].view(exponents)
-    (q,) = read(Reader({"quant_method": "mxfp8"}, torch.float32), tensors).values()
+    q = only(Reader({"quant_method": "mxfp8"}, torch.float32), tensors)
     assert str(q.scheme) == "mxfp8"
     assert torch.equal(q.dequantize(), unpacked(tensors))
 

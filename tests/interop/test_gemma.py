@@ -17,7 +17,7 @@ from bitport.errors import BitportError, CheckpointError
 from bitport.interop import convert, gemma
 from bitport.tensor import QTensor
 
-from .files import held, read
+from .files import assert_numbers, held, read
 
 EXTRA = "needs the extra: pip install 'bitport[hf]'"
 N, K, INPUT = 24, 80, 0.125
@@ -63,7 +63,7 @@ def only(made: gemma.Reader, tensors: dict[str, Tensor]) -> QTensor:
 def test_values_are_those_of_the_definition(bits: int, inputs: float) -> None:
     tensors, values = layer(bits, inputs)
     q = only(reader(torch.bfloat16, num_bits=bits), {**tensors, "norm.weight": torch.ones(3)})
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), values.astype(np.float32))
+    assert_numbers(q, values)
     assert (tuple(q.shape), q.dtype) == ((N, K), torch.bfloat16)
     if inputs:
         assert (q.scheme.act, q.scheme.static, float(q.act_scale)) == ("int8-tensor", True, inputs)

@@ -11,9 +11,8 @@ import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import gptq
 from bitport.interop.sources import description
-from bitport.tensor import QTensor
 
-from .files import assert_as_read, described, read, words
+from .files import assert_as_read, assert_numbers, described, only, read, words, write
 
 SHAPES = ((32, 64), (64, 96), (96, 320))
 
@@ -65,9 +64,9 @@ def test_planes(bits: int, shuffled: bool) -> None:
         "m.scales": torch.from_numpy(scales.T.copy()),
         "m.g_idx": torch.from_numpy(group_of.astype(np.int32)),
     }
-    (q,) = read(gptq.Reader(config(bits, 32, checkpoint_format="gptq_p"), torch.float16), tensors).values()
+    q = only(gptq.Reader(config(bits, 32, checkpoint_format="gptq_p"), torch.float16), tensors)
     value = (codes - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize("role", ["qweight", "qzeros"])
@@ -98,39 +97,39 @@ def config(bits: int, group: int, **more: object) -> dict[str, object]:
 def test_values_are_those_of_the_definition(n: int, k: int, bits: int, less: int, shuffled: bool) -> None:
     tensors, value = layer(n, k, bits, 32, less=less, shuffled=shuffled)
     said = config(bits, 32, checkpoint_format="gptq" if less else "gptq_v2")
-    (q,) = read(gptq.Reader(said, torch.float16), tensors).values()
+    q = only(gptq.Reader(said, torch.float16), tensors)
     assert q.dtype == torch.float16
     assert (q.perm is not None) == shuffled
     # A code minus a zero point has at most 9 bits, and a float16 scale 11: float32 holds the product exactly.
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    assert_numbers(q, value)
 
 
 def test_a_symmetric_weight_needs_no_zero_points() -> None:
     tensors, value = layer(32, 128, 4, 128, symmetric=True)
-    (q,) = read(gptq.Reader(config(4, 128, sym=True), torch.float16), tensors).values()
+    q = only(gptq.Reader(config(4, 128, sym=True), torch.float16), tensors)
     assert (str(q.scheme), q.zero) == ("int4-sym", None)
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    assert_numbers(q, value)
 
 
 def test_zero_points_are_kept_where_they_are_not_what_symmetric_means() -> None:
     tensors, value = layer(32, 128, 4, 128)
-    (q,) = read(gptq.Reader(config(4, 128, sym=True), torch.float16), tensors).values()
+    q = only(gptq.Reader(config(4, 128, sym=True), torch.float16), tensors)
     assert str(q.scheme) == "int4"
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    assert_numbers(q, value)
 
 
 def test_one_group_for_a_row() -> None:
     tensors, value = layer(32, 96, 4, 96)
-    (q,) = read(gptq.Reader(config(4, -1), torch.float16), tensors).values()
+    q = only(gptq.Reader(config(4, -1), torch.float16), tensors)
     assert str(q.scheme) == "int4-channel"
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    assert_numbers(q, value)
 
 
 def test_a_zero_point_of_two_to_the_bits_is_a_number_like_others() -> None:
     """It occurs in files of the first kind: a stored 15, which stands for 16."""
     tensors, _ = layer(32, 64, 4, 32)
     tensors["m.qzeros"] = torch.full_like(tensors["m.qzeros"], -1)
-    (q,) = read(gptq.Reader(config(4, 32), torch.float16), tensors).values()
+    q = only(gptq.Reader(config(4, 32), torch.float16), tensors)
     assert q.zero is not None
     assert bool((q.zero == 16).all())
     x = torch.randn(5, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -154,8 +153,8 @@ def test_a_zero_point_of_zero_as_gptqmodel_stores_it(bits: int) -> None:
         ones = sum(1 << at for at in range(0, 32, bits))
         codes = (codes.astype(np.int64) - ones).astype(np.uint32).view(np.int32)
     said = config(bits, 32, meta={"quantizer": ["optimum:2.1.0", "gptqmodel:7.7.0"]})
-    (q,) = read(gptq.Reader(said, torch.float16), {**tensors, "m.qzeros": torch.from_numpy(codes.copy())}).values()
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    q = only(gptq.Reader(said, torch.float16), {**tensors, "m.qzeros": torch.from_numpy(codes.copy())})
+    assert_numbers(q, value)
 
 
 def test_inputs_that_others_round_are_told() -> None:
@@ -170,8 +169,8 @@ def test_settings_of_their_own_for_some_layers() -> None:
     tensors |= {f"b.{name}": tensor for name, tensor in eight.items()}
     said = config(4, 32, dynamic={"-:c": {}, "+:b\\..*": {"bits": 8, "group_size": 64}})
     found = read(gptq.Reader(said, torch.float16), tensors)
-    np.testing.assert_array_equal(found["a.m.weight"].dequantize(torch.float32).double().numpy(), of_four)
-    np.testing.assert_array_equal(found["b.m.weight"].dequantize(torch.float32).double().numpy(), of_eight)
+    assert_numbers(found["a.m.weight"], of_four)
+    assert_numbers(found["b.m.weight"], of_eight)
 
 
 def test_the_first_override_that_fits_decides() -> None:
@@ -183,20 +182,15 @@ def test_the_first_override_that_fits_decides() -> None:
     assert bits == [3, 2, 2, None, *[8] * 3000]
 
 
-def written(q: QTensor, writer: gptq.Writer) -> dict[str, Tensor]:
-    assert writer.refuses(description("m.weight", q)) is None
-    return writer.write("m.weight", q)
-
-
 @pytest.mark.parametrize("writer", [gptq.Writer, gptq.WriterV2])
 @pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "act-order"])
 @pytest.mark.parametrize("bits", gptq.BITS)
 def test_what_is_written_is_what_was_read(bits: int, shuffled: bool, writer: type[gptq.Writer]) -> None:
     less = gptq.FORMS[writer.name].less
     tensors, _ = layer(64, 96, bits, 32, less=less, shuffled=shuffled)
-    (q,) = read(gptq.Reader(config(bits, 32, checkpoint_format=writer.name), torch.float16), tensors).values()
+    q = only(gptq.Reader(config(bits, 32, checkpoint_format=writer.name), torch.float16), tensors)
     made = writer()
-    again = written(q, made)
+    again = write(made, q)
     assert_as_read(again, tensors)
     said = made.config(["lm_head", "model.gate"])
     assert said == {
@@ -217,22 +211,22 @@ def test_our_own_weights_survive() -> None:
     for scheme in ("int4", "int4-g32-sym", "int8-g64-asym", "int3-g32", "int2-g32", "int8", "int4-channel"):
         q = bitport.quantize_tensor(value.half(), scheme).to_layout("plain")
         writer = gptq.WriterV2()
-        tensors = written(q, writer)
-        (back,) = read(gptq.Reader(writer.config([]), torch.float16), tensors).values()
+        tensors = write(writer, q)
+        back = only(gptq.Reader(writer.config([]), torch.float16), tensors)
         assert torch.equal(back, q), scheme
 
 
 def test_a_zero_point_of_zero_is_refused_by_the_first_kind_alone() -> None:
     q = bitport.quantize_tensor(torch.rand(32, 64).half(), "int4-g32").to_layout("plain")
     with pytest.raises(ArgumentError, match="gptq_v2 stores them as they are"):
-        written(q, gptq.Writer())
-    written(q, gptq.WriterV2())
+        write(gptq.Writer(), q)
+    write(gptq.WriterV2(), q)
 
 
 def test_a_scale_that_is_no_float16_is_refused() -> None:
     q = bitport.quantize_tensor(torch.randn(32, 64) * 1e-7, "int4-g32-sym").to_layout("plain")
     with pytest.raises(ArgumentError, match=r"is no float16; --scales float16"):
-        written(q, gptq.Writer())
+        write(gptq.Writer(), q)
 
 
 @pytest.mark.parametrize("scheme", ["nf4", "int4-fzero", "fp8-row", "int4-int8", "int5", "int4-b32x32"])
@@ -330,15 +324,15 @@ def test_an_order_that_is_not_there_is_an_error() -> None:
     order = tensors.pop("m.g_idx")
     with pytest.raises(CheckpointError, match="without g_idx, and quantization_config says desc_act"):
         read(gptq.Reader(config(4, 32, desc_act=True), torch.float16), tensors)
-    (q,) = read(gptq.Reader(config(4, 32, desc_act=True), torch.float16), {**tensors, "m.g_idx": order}).values()
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    q = only(gptq.Reader(config(4, 32, desc_act=True), torch.float16), {**tensors, "m.g_idx": order})
+    assert_numbers(q, value)
 
 
 def test_one_group_for_a_row_has_no_order_and_no_second_group() -> None:
     tensors, value = layer(32, 64, 4, 64)
     del tensors["m.g_idx"]
-    (q,) = read(gptq.Reader(config(4, -1, desc_act=True), torch.float16), tensors).values()
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    q = only(gptq.Reader(config(4, -1, desc_act=True), torch.float16), tensors)
+    assert_numbers(q, value)
     tensors["m.g_idx"] = torch.arange(64, dtype=torch.int32) // 32
     with pytest.raises(CheckpointError, match="does not give each group 64 columns"):
         read(gptq.Reader(config(4, -1, desc_act=True), torch.float16), tensors)

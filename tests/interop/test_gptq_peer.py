@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import bitport
 from bitport.interop import gptq
 
-from .files import read
+from .files import only
 
 pytestmark = pytest.mark.peers
 kernels = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch", reason="needs GPTQModel: pip install gptqmodel")
@@ -60,7 +60,7 @@ def test_their_files(bits: int, symmetric: bool, shuffled: bool, kind: str) -> N
     if kind == "gptq":
         layer = model.convert_gptq_v2_to_v1_format_module(layer, quantize_config=_settings(bits, symmetric)) or layer
     said = {"bits": bits, "group_size": GROUP, "sym": symmetric, "checkpoint_format": kind}
-    (q,) = read(gptq.Reader(said, torch.float16), tensors(layer)).values()
+    q = only(gptq.Reader(said, torch.float16), tensors(layer))
     assert torch.equal(q.dequantize(torch.float16), value)
 
 

@@ -16,11 +16,11 @@ import bitport
 from bitport.checkpoint import quantize_files
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import convert, hqq
-from bitport.interop.sources import Own, description
+from bitport.interop.sources import Own
 from bitport.numerics import Quantized
 from bitport.tensor import QTensor
 
-from .files import described, held, read
+from .files import described, held, only, write
 
 PACKINGS = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1.58: "2bit_u8"}
 PACKINGS[1] = "1bit_u8"
@@ -82,8 +82,7 @@ def layer(
 
 
 def one(tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> QTensor:
-    (q,) = read(hqq.Reader(dict(CONFIG), dtype), tensors).values()
-    return q
+    return only(hqq.Reader(dict(CONFIG), dtype), tensors)
 
 
 def off_by(value: np.ndarray) -> np.ndarray:
@@ -274,8 +273,7 @@ def test_what_belongs_to_no_layer_is_an_error() -> None:
 
 def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object]]:
     writer = hqq.Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    return writer.write("m.weight", q), writer.config(["lm_head"])
+    return write(writer, q), writer.config(["lm_head"])
 
 
 SETTINGS = {"axis", "group_size", "nbits", "channel_wise", "optimize", "round_zero", "view_as_float"}

@@ -10,10 +10,10 @@ import torch
 
 import bitport
 from bitport.interop import convert, hqq
-from bitport.interop.sources import Own, description
+from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
-from .files import read
+from .files import only, write
 
 pytestmark = pytest.mark.peers
 core = pytest.importorskip("hqq.core.quantize", reason="needs HQQ: pip install hqq")
@@ -44,7 +44,7 @@ def test_a_layer(group: int | None, axis: int, nbits: float, floated: bool, dtyp
     module = quantized(64, 256, nbits, group, axis, floated, dtype)
     tensors: dict[str, torch.Tensor] = {}
     module.state_dict(destination=tensors, prefix="m.")  # type: ignore[attr-defined]
-    (q,) = read(hqq.Reader({"quant_method": "hqq"}, dtype), tensors).values()
+    q = only(hqq.Reader({"quant_method": "hqq"}, dtype), tensors)
     wanted = exact(module)
     got = q.dequantize(torch.float32).double().numpy()
     assert (np.abs(got - wanted) <= 2.0**-23 * (1 + 2**-20) * np.abs(wanted)).all()
@@ -89,8 +89,7 @@ def test_what_is_written_is_unpacked_by_the_library(scheme: str, dtype: torch.dt
     value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
     q = bitport.quantize_tensor(value, scheme).to_layout("plain")
     writer = hqq.Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    module = of_the_library(writer.write("m.weight", q), dtype)
+    module = of_the_library(write(writer, q), dtype)
     wanted, got = exact(module), q.dequantize(torch.float32).double().numpy()
     assert (np.abs(got - wanted) <= 2.0**-23 * (1 + 2**-20) * np.abs(wanted)).all()
     if dtype == torch.float32:

@@ -14,11 +14,11 @@ import bitport
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import convert, mlx
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK
-from bitport.interop.sources import description, source_of
+from bitport.interop.sources import source_of
 from bitport.numerics import Quantized
 from bitport.tensor import QTensor
 
-from .files import E2M1, assert_as_read, assert_same, described, held, read, words
+from .files import E2M1, assert_as_read, assert_numbers, assert_same, described, held, only, read, words, write
 
 
 def of_words(codes: np.ndarray, bits: int) -> Tensor:
@@ -58,7 +58,7 @@ def said(bits: int, group: int, **more: object) -> dict[str, object]:
 def test_values_are_those_of_the_definition(n: int, k: int, group: int, bits: int) -> None:
     tensors, value = affine(n, k, bits, group)
     reader = mlx.Reader(said(bits, group), torch.float16)
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     assert (q.dtype, q.scale.dtype, q.scheme.weight.zero) == (torch.float16, torch.float32, "float")
     got = q.dequantize(torch.float32).double().numpy()
     assert (np.abs(got - value) <= rounded_by(value, tensors["m.biases"].numpy(), group)).all()
@@ -66,13 +66,13 @@ def test_values_are_those_of_the_definition(n: int, k: int, group: int, bits: in
 
 
 def test_the_scheme_has_a_name() -> None:
-    (q,) = read(mlx.Reader(said(4, 64), torch.float16), affine(8, 64, 4, 64)[0]).values()
+    q = only(mlx.Reader(said(4, 64), torch.float16), affine(8, 64, 4, 64)[0])
     assert str(q.scheme) == "int4-g64-fzero"
 
 
 def test_products_are_those_of_the_values() -> None:
     tensors, value = affine(64, 256, 4, 64)
-    (q,) = read(mlx.Reader(said(4, 64), torch.float32), tensors).values()
+    q = only(mlx.Reader(said(4, 64), torch.float32), tensors)
     x = torch.randn(5, 256, dtype=torch.float64)
     exact = x @ torch.from_numpy(value).T
     for rows in (1, 5):
@@ -87,7 +87,7 @@ def test_a_constant_block_is_exact() -> None:
     tensors["m.scales"][0, 0] = 0
     tensors["m.scales"][1, 1] = 1e-45
     tensors["m.scales"][2, 2] = tensors["m.biases"][2, 2] = 0
-    (q,) = read(mlx.Reader(said(4, 32), torch.float32), tensors).values()
+    q = only(mlx.Reader(said(4, 32), torch.float32), tensors)
     got = q.dequantize(torch.float32)
     assert bool((got[0, :32] == tensors["m.biases"][0, 0]).all())
     assert bool((got[1, 32:64] == tensors["m.biases"][1, 1]).all())
@@ -101,7 +101,7 @@ def test_what_is_not_finite_stays_so() -> None:
     tensors["m.scales"][0, 0] = torch.nan
     tensors["m.biases"][1, 1] = torch.nan
     tensors["m.biases"][2, 2] = torch.inf
-    (q,) = read(mlx.Reader(said(4, 32), torch.float16), tensors).values()
+    q = only(mlx.Reader(said(4, 32), torch.float16), tensors)
     got = q.dequantize(torch.float32)
     assert bool(got[0, :32].isnan().all())
     assert bool(got[1, 32:64].isnan().all())
@@ -122,10 +122,10 @@ def test_whole_zero_points_are_exact(zeros: list[int], name: str) -> None:
         "m.scales": torch.from_numpy(scales).bfloat16(),
         "m.biases": torch.from_numpy(-zero * scales).float(),
     }
-    (q,) = read(mlx.Reader(said(4, 32), torch.bfloat16), tensors).values()
+    q = only(mlx.Reader(said(4, 32), torch.bfloat16), tensors)
     assert (str(q.scheme), q.scale.dtype) == (name, torch.float32 if "fzero" in name else torch.bfloat16)
     exact = (codes - spread(zero, 32)) * spread(scales, 32)
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), exact)
+    assert_numbers(q, exact)
 
 
 @pytest.mark.parametrize(("mode", "group", "bits"), [("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)])
@@ -135,11 +135,11 @@ def test_modes_of_floats(mode: str, group: int, bits: int) -> None:
     codes[codes % 128 == 127] = 0  # no NaN
     scales = rng.integers(60, 120, (8, 96 // group)).astype(np.uint8)
     tensors = {"m.weight": of_words(codes, bits), "m.scales": torch.from_numpy(scales)}
-    (q,) = read(mlx.Reader(said(bits, group, mode=mode), torch.bfloat16), tensors).values()
+    q = only(mlx.Reader(said(bits, group, mode=mode), torch.bfloat16), tensors)
     values = E2M1[codes] if bits == 4 else e4m3(codes)
     factor = e4m3(scales) if mode == "nvfp4" else 2.0 ** (scales.astype(int) - 127)
     assert str(q.scheme) == f"{mode}-wo"
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), values * spread(factor, group))
+    assert_numbers(q, values * spread(factor, group))
     del tensors["m.scales"]
     with pytest.raises(CheckpointError, match="belongs to no module"):
         mlx.Reader(said(bits, group, mode=mode), torch.bfloat16).weights(held(tensors))
@@ -165,7 +165,7 @@ def test_metal_calls_them_qbiases() -> None:
     tensors, value = affine(8, 64, 4, 64)
     tensors["m.qbiases"] = tensors.pop("m.biases")
     config = said(4, 64, quant_method="metal", modules_to_not_convert=["lm_head"])
-    (q,) = read(mlx.Reader(config, torch.float16), tensors).values()
+    q = only(mlx.Reader(config, torch.float16), tensors)
     got = q.dequantize(torch.float32).double().numpy()
     assert (np.abs(got - value) <= rounded_by(value, tensors["m.qbiases"].numpy(), 64)).all()
 
@@ -222,12 +222,12 @@ def test_stacked_experts_in_floats(mode: str) -> None:
     }
     reader = mlx.Reader({"bits": bits, "group_size": group, "mode": mode}, torch.bfloat16)
     reader.model = {"model_type": "mixtral"}
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     kind = ml_dtypes.float8_e4m3fn if mode == "nvfp4" else ml_dtypes.float8_e8m0fnu
     number = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64) if bits == 8 else E2M1[codes]
     assert (str(q.scheme), tuple(q.shape)) == (scheme, (E, 16, 128))
     factor = np.repeat(scales.view(kind).astype(np.float64), group, -1)
-    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), number * factor)
+    assert_numbers(q, number * factor)
 
 
 def test_stacked_experts_that_are_not_read() -> None:
@@ -355,8 +355,7 @@ def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
 
 def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
     writer = mlx.Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    return writer.write("m.weight", q), writer.config(["lm_head"]), writer.notes
+    return write(writer, q), writer.config(["lm_head"]), writer.notes
 
 
 @pytest.mark.parametrize("bits", mlx.BITS)
@@ -364,7 +363,7 @@ def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object], list[str]
 def test_what_is_written_is_what_was_read(n: int, k: int, group: int, bits: int) -> None:
     """Including biases, from rounded zero points."""
     tensors, _ = affine(n, k, bits, group)
-    (q,) = read(mlx.Reader(said(bits, group), torch.float16), tensors).values()
+    q = only(mlx.Reader(said(bits, group), torch.float16), tensors)
     again, config, notes = written(q)
     assert_as_read(again, tensors)
     assert (config, notes) == (said(bits, group), [])
@@ -374,9 +373,9 @@ def test_constant_blocks_are_written_with_their_number() -> None:
     tensors, _ = affine(8, 128, 4, 32)
     tensors["m.scales"][:, 1] = 0
     tensors["m.biases"][:4, 1] = torch.tensor([0, -0.0, 2.0**-24, -65504])
-    (q,) = read(mlx.Reader(said(4, 32), torch.float16), tensors).values()
+    q = only(mlx.Reader(said(4, 32), torch.float16), tensors)
     again, config, _ = written(q)
-    (back,) = read(mlx.Reader(config, torch.float16), again).values()
+    back = only(mlx.Reader(config, torch.float16), again)
     assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
     assert torch.equal(again["m.biases"].view(torch.int16), tensors["m.biases"].view(torch.int16))
 
@@ -389,7 +388,7 @@ def test_floats_that_are_written_are_what_was_read(mode: str) -> None:
         "m.weight": of_words(rng.integers(0, 1 << min(bits, 6), (8, 128)), bits),
         "m.scales": torch.from_numpy(rng.integers(1, 127, (8, 128 // group)).astype(np.uint8)),
     }
-    (q,) = read(mlx.Reader(said(bits, group, mode=mode), torch.bfloat16), tensors).values()
+    q = only(mlx.Reader(said(bits, group, mode=mode), torch.bfloat16), tensors)
     again, config, _ = written(q)
     assert_as_read(again, tensors)
     assert (str(q.scheme), config) == (name, said(bits, group, mode=mode))
@@ -415,7 +414,7 @@ def test_our_own_weights_survive(scheme: str, dtype: torch.dtype) -> None:
     value = torch.randn(16, 768, generator=torch.Generator().manual_seed(0)).to(dtype)
     q = bitport.quantize_tensor(value, scheme).to_layout("plain")
     tensors, config, notes = written(q)
-    (back,) = read(mlx.Reader(config, dtype), tensors).values()
+    back = only(mlx.Reader(config, dtype), tensors)
     assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
     assert (config, notes) == (said(*OURS[scheme]), [])
     symmetric = q.zero is None
@@ -438,8 +437,7 @@ def test_modules_of_several_kinds() -> None:
     tensors = {}
     for module, scheme in schemes.items():
         q = bitport.quantize_tensor(torch.randn(8, 128), scheme).to_layout("plain")
-        assert writer.refuses(description(f"{module}.weight", q)) is None
-        tensors |= writer.write(f"{module}.weight", q)
+        tensors |= write(writer, q, f"{module}.weight")
     config = writer.config([])
     own = {"b": {"group_size": 32, "bits": 4, "mode": "mxfp4"}, "embed_tokens": {"group_size": 128, "bits": 8}}
     assert config == {"group_size": 64, "bits": 4, **own}

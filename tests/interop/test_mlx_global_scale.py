@@ -11,7 +11,7 @@ from torch import Tensor
 from bitport.errors import CheckpointError
 from bitport.interop import mlx
 
-from .files import read
+from .files import assert_numbers, only, read
 from .test_mlx import E2M1, STACKED, of_words
 
 E, N, K = 3, 8, 64
@@ -42,9 +42,9 @@ def reader(**own: object) -> mlx.Reader:
 def test_one_matrix(shape: tuple[int, ...]) -> None:
     tensors, value = matrices("m", GLOBALS[2].reshape(()), N)
     tensors["m.global_scale"] = tensors["m.global_scale"].reshape(shape)
-    (q,) = read(reader(m={**SAID, "global_scale": True}), tensors).values()
+    q = only(reader(m={**SAID, "global_scale": True}), tensors)
     assert str(q.scheme) == "nvfp4-wo"
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize("other", [GLOBALS, GLOBALS[::-1].copy()], ids=["alike", "apart"])
@@ -58,8 +58,8 @@ def test_stacked_experts(other: np.ndarray) -> None:
     joined, single = found["l.mlp.experts.gate_up_proj"], found["l.mlp.experts.down_proj"]
     assert ((joined.scale2 is None), joined.scale.dtype == torch.float32, its.notes) == (apart, apart, [mlx.APART])
     assert (str(single.scheme), tuple(single.shape)) == ("nvfp4-wo", (E, N, K))
-    np.testing.assert_array_equal(joined.dequantize(torch.float32).numpy(), np.concatenate([gate_value, up_value], 1))
-    np.testing.assert_array_equal(single.dequantize(torch.float32).numpy(), down_value)
+    assert_numbers(joined, np.concatenate([gate_value, up_value], 1))
+    assert_numbers(single, down_value)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ def test_what_mlx_makes_of_them() -> None:
     largest = core.array(np.abs(values).max())
     weight, scales = core.quantize(core.array(values), **SAID, global_scale=largest)[:2]
     arrays = {"m.weight": weight, "m.scales": scales, "m.global_scale": largest}
-    (q,) = read(reader(), {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}).values()
+    q = only(reader(), {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
     theirs = core.dequantize(weight, scales, None, **SAID, global_scale=largest, dtype=core.float32)
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), np.array(theirs))
+    assert_numbers(q, np.array(theirs))

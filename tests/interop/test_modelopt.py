@@ -13,7 +13,7 @@ from torch import Tensor
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import modelopt
 
-from .files import E2M1, held, read
+from .files import E2M1, assert_numbers, held, only, read
 
 N, K = 160, 256
 FORMATS = {"FP8": (1, 1), "FP8_PER_CHANNEL_PER_TOKEN": (N, 1), "FP8_PB_WO": (2, 2), "MXFP8": (N, K // 32)}
@@ -58,9 +58,9 @@ def reader(algorithm: str, **more: Any) -> modelopt.Reader:
 @pytest.mark.parametrize("algorithm", FORMATS)
 def test_floats_of_8_bits(algorithm: str) -> None:
     tensors, value = eight(algorithm)
-    (q,) = read(reader(algorithm.lower(), ignore=["lm_head"]), {**tensors, "norm.weight": torch.ones(3)}).values()
+    q = only(reader(algorithm.lower(), ignore=["lm_head"]), {**tensors, "norm.weight": torch.ones(3)})
     assert (str(q.scheme), q.dtype) == (NAMES[algorithm], torch.bfloat16)
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -68,7 +68,7 @@ def test_a_fixed_scale_of_inputs(shape: tuple[int, ...]) -> None:
     tensors, _ = eight("FP8")
     tensors = {**tensors, "m.input_scale": torch.full(shape, 0.25), "m.k_scale": torch.tensor(1.0)}
     made = reader("FP8", kv_cache_scheme={"num_bits": 8, "type": "float"})
-    (q,) = read(made, tensors).values()
+    q = only(made, tensors)
     assert (q.scheme.act, q.scheme.static, float(q.act_scale)) == ("fp8-tensor", True, 0.25)  # type: ignore[arg-type]
     assert list(made.dropped(held(tensors))) == ["m.k_scale"]
     assert made.notes == []
@@ -82,14 +82,14 @@ def test_a_fixed_scale_of_inputs(shape: tuple[int, ...]) -> None:
 def test_nvfp4(algorithm: str, name: str) -> None:
     tensors, value = four()
     made = reader(algorithm, group_size=16)
-    (q,) = read(made, tensors).values()
+    q = only(made, tensors)
     assert str(q.scheme) == name
     assert made.notes == ([] if name == "nvfp4-static" else [modelopt.UNUSED])
     assert (q.act_scale is None) == (name == "nvfp4-wo")
     assert q.act_scale is None or torch.equal(q.act_scale, tensors["m.input_scale"])
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    assert_numbers(q, value)
     tensors["m.pre_quant_scale"] = torch.rand(K).bfloat16()
-    (q,) = read(made, tensors).values()
+    q = only(made, tensors)
     assert q.pre_scale is not None
     assert torch.equal(q.pre_scale, tensors["m.pre_quant_scale"])
 
@@ -97,7 +97,7 @@ def test_nvfp4(algorithm: str, name: str) -> None:
 def test_the_older_form_of_the_settings() -> None:
     inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
     said = {"producer": {"name": "modelopt"}, "quantization": inner}
-    (q,) = read(modelopt.Reader(said, torch.bfloat16), four()[0]).values()
+    q = only(modelopt.Reader(said, torch.bfloat16), four()[0])
     assert str(q.scheme) == "nvfp4-static"
 
 
@@ -154,7 +154,7 @@ def test_stacked_experts(algorithm: str, model: dict[str, Any]) -> None:
     assert (str(q.scheme), tuple(q.shape), q.transposed) == (f"{algorithm.lower()}-static", (EXPERTS, K, N), True)
     assert q.act_scale is not None
     assert float(q.act_scale) == 0.5
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    assert_numbers(q, value)
 
 
 def test_stacked_experts_of_which_it_is_not_known_how_they_lie() -> None:

@@ -13,7 +13,7 @@ from bitport.interop.mxfp4 import Reader
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
-from .files import read
+from .files import only
 
 pytestmark = pytest.mark.peers
 theirs = pytest.importorskip("transformers.integrations.mxfp4")
@@ -25,7 +25,7 @@ def test_it_reads_as_transformers_unpacks_it(e: int, n: int, k: int) -> None:
     blocks = torch.randint(0, 256, (e, n, k // 32, 16), generator=generator, dtype=torch.uint8)
     scales = torch.randint(90, 140, (e, n, k // 32), generator=generator, dtype=torch.uint8)
     tensors = {"l.experts.down_proj_blocks": blocks, "l.experts.down_proj_scales": scales}
-    (q,) = read(Reader({"quant_method": "mxfp4"}, torch.bfloat16), tensors).values()
+    q = only(Reader({"quant_method": "mxfp4"}, torch.bfloat16), tensors)
     for dtype in (torch.bfloat16, torch.float32):
         unpacked = theirs.convert_moe_packed_tensors(blocks, scales, dtype=dtype)
         assert q.dequantize(dtype).shape == unpacked.shape

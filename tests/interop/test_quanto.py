@@ -18,10 +18,10 @@ from bitport.interop import convert, quanto
 from bitport.interop.quanto import OUTPUTS
 from bitport.interop.shifts import ROUNDED
 from bitport.interop.skeleton import shapes_of
-from bitport.interop.sources import Own, description
+from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
-from .files import described, held, read
+from .files import described, held, only, read, write
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 LLAMA = {
@@ -86,7 +86,7 @@ def packed(
 
 
 def one(config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> QTensor:
-    (q,) = read(quanto.Reader(config, dtype), tensors).values()
+    q = only(quanto.Reader(config, dtype), tensors)
     return q
 
 
@@ -108,7 +108,7 @@ def test_values_of_eight_bits(kind: str, shape: tuple[int, ...]) -> None:
 def test_values_of_fewer_bits(n: int, k: int, group: int, bits: int) -> None:
     tensors, value = packed(bits, n, k, group)
     reader = quanto.Reader(said(f"qint{bits}"), torch.float16)
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     assert q.scheme.name == f"int{bits}-{'channel' if group == k else f'g{group}'}-fzero".replace("-g128", "")
     got = q.dequantize(torch.float32).double().numpy()
     shift = np.repeat(np.abs(tensors["m.weight._shift"].double().numpy()).reshape(n, -1), group, 1)
@@ -148,7 +148,7 @@ def test_inputs_are_rounded_with_their_scale(weights: str, activations: str, act
     tensors |= scales("m", 0.05) | scales("norm", 0.5) | {"norm.weight": torch.ones(64)}
     config = said(weights, activations) | {"norm": {"weights": "none", "activations": activations}}
     reader = quanto.Reader(config, torch.float32)
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     assert (q.scheme.act, q.scheme.static) == (act, True)
     assert (q.scheme.name == "int8-static") == (weights == activations == "qint8")
     assert q.act_scale is not None
@@ -175,7 +175,7 @@ def test_a_shape_from_the_model() -> None:
     tensors, value = packed(4, 128, 256, 128, bias=False, module=Q_PROJ)
     reader = quanto.Reader(said("qint4", module=Q_PROJ), torch.float32)
     reader.model = LLAMA
-    (q,) = read(reader, tensors).values()
+    q = only(reader, tensors)
     assert tuple(q.shape) == (128, 256)
     assert np.abs(q.dequantize().double().numpy() - value).max() < 1e-5
 
@@ -324,8 +324,7 @@ def test_a_directory(file: str, tmp_path: Path) -> None:
 def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return (tensors, contents of the map)."""
     writer = quanto.Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    tensors = writer.write("m.weight", q)
+    tensors = write(writer, q)
     assert writer.config(["lm_head"]) is None
     ((path, text),) = writer.files().items()
     assert path == Path("quanto_qmap.json")

@@ -14,7 +14,7 @@ from bitport.interop import convert, quanto
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
-from .files import read
+from .files import only
 
 pytestmark = pytest.mark.peers
 peer = pytest.importorskip("optimum.quanto", reason="needs optimum-quanto: pip install optimum-quanto")
@@ -58,7 +58,7 @@ def test_a_layer(k: int, kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = quantized(torch.nn.Linear(k, 48).to(dtype), kind)
     config = {"quant_method": "quanto", **peer.quantization_map(model)}
-    (q,) = read(quanto.Reader(config, dtype), model.state_dict()).values()
+    q = only(quanto.Reader(config, dtype), model.state_dict())
     assert_same(q, model[0].weight)  # type: ignore[index]
 
 
@@ -68,7 +68,7 @@ def test_a_convolution(kind: str) -> None:
     torch.manual_seed(0)
     model = quantized(torch.nn.Conv2d(3, 8, 3), kind)
     config = {"quant_method": "quanto", **peer.quantization_map(model)}
-    (q,) = read(quanto.Reader(config, torch.float32), model.state_dict()).values()
+    q = only(quanto.Reader(config, torch.float32), model.state_dict())
     assert_same(q, model[0].weight)  # type: ignore[index]
 
 
@@ -81,7 +81,7 @@ def test_zero_points() -> None:
 
     model = quantized(torch.nn.Linear(256, 48), "qint4", optimizer=Whole())
     config = {"quant_method": "quanto", **peer.quantization_map(model)}
-    (q,) = read(quanto.Reader(config, torch.float32), model.state_dict()).values()
+    q = only(quanto.Reader(config, torch.float32), model.state_dict())
     assert q.scheme.name == "int4"
     assert_same(q, model[0].weight)  # type: ignore[index]
 
@@ -97,7 +97,7 @@ def test_rounded_inputs() -> None:
     peer.freeze(model)
     model[0].disable_output_quantization()
     config = {"quant_method": "quanto", **peer.quantization_map(model)}
-    (q,) = read(quanto.Reader(config, torch.float32), model.state_dict()).values()
+    q = only(quanto.Reader(config, torch.float32), model.state_dict())
     assert q.scheme.name == "int8-static"
     with torch.no_grad():
         theirs = model(x)

@@ -14,7 +14,7 @@ from torch import Tensor
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import awq, quark
 
-from .files import E2M1, held, read
+from .files import E2M1, assert_numbers, held, only, read
 
 N, K, GROUP = 48, 128, 32
 E4M3 = torch.float8_e4m3fn
@@ -205,9 +205,9 @@ def reader(weight: Any, inputs: Any = None, **more: Any) -> quark.Reader:
 def test_values_are_those_of_the_definition(case: str) -> None:
     weight, inputs, layer, name = CASES[case]
     tensors, value = layer()
-    (q,) = read(reader(weight, inputs), {**named(tensors), "norm.weight": torch.ones(3)}).values()
+    q = only(reader(weight, inputs), {**named(tensors), "norm.weight": torch.ones(3)})
     assert (str(q.scheme), q.dtype, tuple(q.shape)) == (name, torch.bfloat16, (N, K))
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value.astype(np.float32))
+    assert_numbers(q, value)
     fixed = tensors.get("input_scale", tensors.get("input_scale_2"))
     assert (q.act_scale is None) == (fixed is None)
     assert fixed is None or torch.equal(q.act_scale.reshape(()), fixed)  # type: ignore[union-attr]
@@ -219,15 +219,15 @@ def test_words_in_their_order(n: int) -> None:
     for method, order in (("order", tuple(range(8))), ("reorder", AWQ)):
         export = {"kv_cache_group": [], "pack_method": method, "weight_format": "real_quantized"}
         tensors, value = int4(True, False, order, n)
-        (q,) = read(reader({**I4, "symmetric": False}, export=export), named(tensors)).values()
-        np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value.astype(np.float32))
+        q = only(reader({**I4, "symmetric": False}, export=export), named(tensors))
+        assert_numbers(q, value)
 
 
 def test_weights_without_zero_points_in_the_file() -> None:
     tensors, value = int4(True, True)
     del tensors["weight_zero_point"]
-    (q,) = read(reader(I4), named(tensors)).values()
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value.astype(np.float32))
+    q = only(reader(I4), named(tensors))
+    assert_numbers(q, value)
 
 
 @pytest.mark.parametrize("method", ["order", "reorder"])
@@ -238,9 +238,9 @@ def test_files_in_the_form_of_awq(symmetric: bool, method: str) -> None:
     names = {"weight": "qweight", "weight_scale": "scales", "weight_zero_point": "qzeros"}
     said = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": not symmetric}
     made = awq.Reader({**said, "pack_method": method}, torch.bfloat16)
-    (q,) = read(made, {f"m.{names[role]}": tensor for role, tensor in tensors.items()}).values()
+    q = only(made, {f"m.{names[role]}": tensor for role, tensor in tensors.items()})
     assert str(q.scheme) == ("int4-g32-sym" if symmetric else "int4-g32")
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value.astype(np.float32))
+    assert_numbers(q, value)
     for more in ({"pack_method": "odd"}, {"pack_method": "order", "version": "gemv"}):
         with pytest.raises(CheckpointError, match="pack_method"):
             awq.Reader({**said, **more}, torch.bfloat16)
@@ -260,7 +260,7 @@ def test_settings_of_single_layers() -> None:
     schemes = {name: str(q.scheme) for name, q in read(made, tensors).items()}
     assert schemes == {"l.b.m.weight": "int8-dyn", "l.b.own.weight": "int4-g32-sym", "l.c.m.weight": "mxfp4-wo"}
     classes = {"Linear": layer_of(I8_ROW, I8_TOKEN)}
-    (q,) = read(reader(MX4, layer_type_quant_config=classes), named(of_int8)).values()
+    q = only(reader(MX4, layer_type_quant_config=classes), named(of_int8))
     assert str(q.scheme) == "int8-dyn"
     for module in ("l.router", "l.c.head"):
         with pytest.raises(CheckpointError, match=f"{module} has quantized tensors, and .* excludes it"):

@@ -14,7 +14,7 @@ from bitport.errors import CheckpointError
 from bitport.interop import torchao
 from bitport.interop.shifts import ROUNDED
 
-from .files import E2M1, read, words
+from .files import E2M1, only, read, words
 from .torchao_files import (
     RNG,
     bfloat16,
@@ -209,7 +209,7 @@ def test_nvfp4_inputs(dynamic: bool, second: float | None, scheme: str, wanted: 
     if second is not None:
         parts["act_per_tensor_scale"] = torch.tensor(second)
     tensors, metadata = file("NVFP4Tensor", parts, block_size=16, act_quant_kwargs=inputs)
-    (q,) = read(reader(metadata), tensors).values()
+    q = only(reader(metadata), tensors)
     assert str(q.scheme) == scheme
     assert (None if q.act_scale is None else float(q.act_scale)) == wanted
 

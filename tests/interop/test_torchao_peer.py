@@ -16,8 +16,9 @@ from torch import Tensor
 import bitport
 from bitport.checkpoint.source import Source
 from bitport.interop import torchao
-from bitport.interop.sources import description
 from bitport.tensor import QTensor
+
+from .files import write
 
 pytestmark = pytest.mark.peers
 ao = pytest.importorskip("torchao.quantization", reason="needs torchao")
@@ -157,8 +158,7 @@ def test_int4(group: int, tmp_path: Path) -> None:
 def written(q: QTensor) -> tuple[Any, dict[str, Any]]:
     """Return (``q`` as torchao unflattens it, the configuration)."""
     writer = torchao.Writer()
-    assert writer.refuses(description("m.weight", q)) is None
-    tensors = writer.write("m.weight", q)
+    tensors = write(writer, q)
     found, left = safe.unflatten_tensor_state_dict(tensors, writer.metadata([]))
     assert not left
     return found["m.weight"], writer.config([])

@@ -23,7 +23,7 @@ from bitport.interop.torchao.inputs import SYMMETRIC
 from bitport.interop.torchao.writer import GPU, TEXT
 from bitport.tensor import QTensor
 
-from .files import described, read
+from .files import described, only, write
 from .test_torchao import swizzled
 from .torchao_files import RNG, File, dtype, file, float8_inputs, int8_inputs, integers, plain, values
 
@@ -34,8 +34,7 @@ PARTS = frozenset({"qdata", "scale"})
 def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any], list[str]]:
     """Return (tensors, header metadata, quantization_config, notes)."""
     writer = torchao.Writer()
-    assert writer.refuses(description(NAME, q)) is None
-    tensors = writer.write(NAME, q)
+    tensors = write(writer, q, NAME)
     return tensors, writer.metadata(["norm.weight", "logit_scale"]), writer.config(["lm_head"]), writer.notes
 
 
@@ -162,7 +161,7 @@ def test_our_own_weights_survive(scheme: str, of: torch.dtype) -> None:
     assert json.loads(header[NAME])["_type"] == SCHEMES[scheme]
     found = torchao.Reader(config, of)
     found.metadata = header
-    (back,) = read(found, tensors).values()
+    back = only(found, tensors)
     assert (str(back.scheme), back.dtype) == (scheme, of)
     assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
     assert notes == {"int8-dyn": [SYMMETRIC]}.get(scheme, [GPU] if SCHEMES[scheme] == "Int4Tensor" else [])
@@ -175,7 +174,7 @@ def test_scales_of_inputs(scheme: str) -> None:
     tensors, header, config, _ = written(q)
     found = torchao.Reader(config, torch.float32)
     found.metadata = header
-    (back,) = read(found, tensors).values()
+    back = only(found, tensors)
     assert back.pre_scale is not None
     assert torch.equal(back.pre_scale, q.pre_scale)
 

@@ -11,7 +11,7 @@ from bitport.interop import READERS, WRITERS, awq, bitsandbytes, float8, gptq, h
 from bitport.interop.codec import Writer
 from bitport.schemes import PRESETS
 
-from .files import described, read
+from .files import described, only
 
 LINEAR: dict[type[Writer], str] = {
     awq.Writer: "int4",
@@ -96,6 +96,6 @@ def test_what_is_written_is_read_bit_for_bit(name: str, dtype: torch.dtype) -> N
             continue
         reader = READERS[config.get("quant_method", name)](config, dtype)
         reader.metadata = writer.metadata([])
-        (back,) = read(reader, tensors).values()
+        back = only(reader, tensors)
         assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32)), scheme
     assert taken or dtype == torch.float32  # some keep scales in float16

@@ -12,7 +12,7 @@ from torch import Tensor
 from bitport.interop import torchao
 from bitport.tensor import QTensor
 
-from .files import read
+from .files import only
 
 RNG = np.random.default_rng(0)
 
@@ -38,7 +38,7 @@ def reader(said: Any, of: torch.dtype = torch.bfloat16) -> torchao.Reader:
 
 
 def values(made: File) -> tuple[QTensor, np.ndarray]:
-    (q,) = read(reader(made[1]), {**made[0], "norm": torch.ones(3)}).values()
+    q = only(reader(made[1]), {**made[0], "norm": torch.ones(3)})
     return q, q.dequantize(torch.float32).double().numpy()
 
 
