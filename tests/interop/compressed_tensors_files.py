@@ -15,7 +15,7 @@ from bitport.numerics import Format
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.tensor import QTensor, quantize_tensor
 
-from .files import E2M1, only, words, write
+from .files import E2M1, only, streamed, words, write
 
 E2M3 = np.array([m / 8 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(3) for m in range(8)])
 E4M3 = np.array(
@@ -109,11 +109,6 @@ class Layer:
             return ints(self.bits, self.symmetric, strategy="block", block_structure=list(self.block), **more)
         group = {"strategy": "group", "group_size": self.block[1]}
         return ints(self.bits, self.symmetric, **blocks.get(self.block, group), **more)
-
-
-def streamed(codes: np.ndarray, bits: int) -> Tensor:
-    """The bytes that the codes occupy, without gaps; they fill whole words."""
-    return torch.from_numpy(words(codes, bits)).view(torch.uint8)
 
 
 NVFP4 = floats(

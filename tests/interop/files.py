@@ -21,6 +21,8 @@ from bitport.tensor.aten import same_bits
 
 E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
 """The number of each code of 4 bits."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours has each place in a word of AWQ's gemm, from the lowest bits."""
 
 
 def held(tensors: dict[str, Tensor]) -> dict[str, FileTensor]:
@@ -84,6 +86,28 @@ def words(codes: np.ndarray, bits: int) -> np.ndarray:
     numbers = [sum(int(code) << (bits * at) for at, code in enumerate(row)) for row in rows]
     made = [[(number >> (32 * at)) & 0xFFFFFFFF for at in range(count)] for number in numbers]
     return np.array(made, dtype=np.uint32).astype(np.int32).reshape(*codes.shape[:-1], count)
+
+
+def streamed(codes: np.ndarray, bits: int) -> Tensor:
+    """The bytes that rows of codes occupy, without gaps; they fill whole words."""
+    return torch.from_numpy(words(codes, bits)).view(torch.uint8)
+
+
+def interleaved(codes: np.ndarray, order: tuple[int, ...] = AWQ_ORDER) -> np.ndarray:
+    """Pack codes of 4 bits [R, C] into words of eight neighbours along C, whose ``order`` begins at the lowest bits."""
+    filled = np.pad(codes & 15, ((0, 0), (0, -codes.shape[1] % 8)))
+    return words(filled.reshape(len(codes), -1, 8)[..., list(order)].reshape(filled.shape), 4)
+
+
+def swizzled(scales: np.ndarray) -> np.ndarray:
+    """Scales in the layout of tensor cores, one at a time: tiles of 128x4, in which the rows 0, 32, 64 and 96 lie side
+    by side."""
+    rows, columns = (-(-size // tile) for size, tile in zip(scales.shape, (128, 4), strict=True))
+    flat = np.zeros(rows * columns * 512, scales.dtype)
+    for (row, column), value in np.ndenumerate(scales):
+        tile = row // 128 * columns + column // 4
+        flat[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = value
+    return flat.reshape(rows * 128, columns * 4)
 
 
 def edited(source: Path, target: Path, **changes: Any) -> Path:

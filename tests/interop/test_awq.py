@@ -13,22 +13,10 @@ from bitport.interop import awq
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
-from .files import assert_as_read, assert_numbers, described, only, read, words, write
+from .files import assert_as_read, assert_numbers, described, interleaved, only, read, words, write
 
-COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Columns along N in a gemm word, from the lowest four bits up."""
 CASES = ((8, 32, 32), (24, 96, 32), (64, 320, 64), (16, 256, 128), (8, 48, 16))
-
-
-def interleaved(codes: np.ndarray) -> np.ndarray:
-    """Words of gemm, filled one code at a time."""
-    rows, columns = codes.shape
-    made = np.zeros((rows, columns // 8), dtype=np.uint32)
-    for row in range(rows):
-        for word in range(columns // 8):
-            for place, column in enumerate(COLUMNS):
-                made[row, word] |= np.uint32(int(codes[row, 8 * word + column]) << (4 * place))
-    return made.astype(np.int32)
 
 
 def layer(

@@ -22,24 +22,13 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .diffusion_files import ORIGINALS, answer, described, mapped, random, shapes_of
-from .files import assert_described
+from .files import assert_described, swizzled
 
 import bitport.integrations.diffusers  # noqa: F401  # isort: skip
 
 PREFIX = "model.diffusion_model."
 Encoded = tuple[dict[str, Tensor], np.ndarray]
 """Tensors by the suffixes of their names, and the values they represent in float64."""
-
-
-def swizzled(scales: np.ndarray) -> np.ndarray:
-    """Swizzle one number at a time: tiles of 128x4, with the rows 0, 32, 64 and 96 of a tile side by side."""
-    rows, columns = scales.shape
-    height, width = -(-rows // 128) * 128, -(-columns // 4) * 4
-    flat = np.zeros(height * width, np.uint8)
-    for (r, c), value in np.ndenumerate(scales):
-        tile = r // 128 * (width // 4) + c // 4
-        flat[tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4] = value
-    return flat.reshape(height, width)
 
 
 def float8(n: int, k: int, seed: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Encoded:

@@ -24,9 +24,8 @@ from .compressed_tensors_files import (
     padded_words,
     single,
     spread,
-    streamed,
 )
-from .files import E2M1, assert_numbers, words
+from .files import E2M1, assert_numbers, streamed, words
 
 KINDS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero points"])
 

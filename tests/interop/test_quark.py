@@ -14,11 +14,10 @@ from torch import Tensor
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import awq, quark
 
-from .files import E2M1, assert_numbers, held, only, read
+from .files import AWQ_ORDER, E2M1, assert_numbers, held, interleaved, only, read, streamed
 
 N, K, GROUP = 48, 128, 32
 E4M3 = torch.float8_e4m3fn
-AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 Layer = tuple[dict[str, Tensor], np.ndarray]
 
 
@@ -65,51 +64,35 @@ def powers(rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return exponents, torch.ldexp(torch.ones(rows, columns), exponents.int() - 127)
 
 
-def packed(codes: np.ndarray, bits: int) -> Tensor:
-    """Pack rows of codes, least significant bits first, into bytes."""
-    rows = [sum(int(code) << bits * at for at, code in enumerate(row)) for row in codes]
-    return torch.tensor([list(row.to_bytes(codes.shape[1] * bits // 8, "little")) for row in rows], dtype=torch.uint8)
-
-
 def float4(**more: Tensor) -> Layer:
     codes, (exponents, scale) = rng().integers(0, 16, (N, K)), powers(N, K // 32)
-    return {"weight": packed(codes, 4), "weight_scale": exponents, **more}, E2M1[codes] * wide(scale, 1, 32)
+    return {"weight": streamed(codes, 4), "weight_scale": exponents, **more}, E2M1[codes] * wide(scale, 1, 32)
 
 
 def float6() -> Layer:
     codes, (exponents, scale) = rng().integers(0, 64, (N, K)).astype(np.uint8), powers(N, K // 32)
     value = codes.view(ml_dtypes.float6_e2m3fn).astype(np.float64)
-    return {"weight": packed(codes, 6), "weight_scale": exponents}, value * wide(scale, 1, 32)
+    return {"weight": streamed(codes, 6), "weight_scale": exponents}, value * wide(scale, 1, 32)
 
 
 def nvfp4() -> Layer:
     codes = rng().integers(0, 16, (N, K))
     inner = torch.from_numpy(rng().integers(1, 127, (N, K // 16)).astype(np.uint8)).view(E4M3)
-    tensors = {"weight": packed(codes, 4), "weight_scale": inner}
+    tensors = {"weight": streamed(codes, 4), "weight_scale": inner}
     tensors |= {"weight_scale_2": torch.tensor(0.0123), "input_scale_2": torch.tensor(0.5)}
     both = inner.float() * torch.tensor(0.0123)  # in float32, as every implementation multiplies them
     return tensors, E2M1[codes] * wide(both, 1, 16)
 
 
-def words(numbers: np.ndarray, order: tuple[int, ...]) -> Tensor:
-    """Pack 4-bit numbers [R, C] into words of eight neighbours along C, where ``order`` gives the neighbour at each
-    position."""
-    filled = np.pad(numbers & 15, ((0, 0), (0, -numbers.shape[1] % 8))).astype(np.int64)
-    found = [
-        [sum(int(row[at + o]) << 4 * i for i, o in enumerate(order)) for at in range(0, len(row), 8)] for row in filled
-    ]
-    return torch.from_numpy(np.array(found, dtype=np.uint32).view(np.int32))
-
-
-def int4(signed: bool, symmetric: bool, order: tuple[int, ...] = AWQ, n: int = N) -> Layer:
+def int4(signed: bool, symmetric: bool, order: tuple[int, ...] = AWQ_ORDER, n: int = N) -> Layer:
     low = -8 if signed else 0
     codes = rng().integers(low, low + 16, (n, K))
     zero = np.zeros((n, K // GROUP), dtype=np.int64) if symmetric else rng().integers(low, low + 16, (n, K // GROUP))
     scale = scales(n, K // GROUP, dtype=torch.bfloat16)
     tensors = {
-        "weight": words(codes.T, order),
+        "weight": torch.from_numpy(interleaved(codes.T, order)),
         "weight_scale": scale.t().contiguous(),
-        "weight_zero_point": words(zero.T, order),
+        "weight_zero_point": torch.from_numpy(interleaved(zero.T, order)),
     }
     return tensors, (codes - np.repeat(zero, GROUP, 1)) * np.repeat(scale.double().numpy(), GROUP, 1)
 
@@ -117,7 +100,8 @@ def int4(signed: bool, symmetric: bool, order: tuple[int, ...] = AWQ, n: int = N
 def int4_rows() -> Layer:
     codes, zero = rng().integers(-8, 8, (N, K)), rng().integers(-8, 8, (1, N))
     scale = scales(N, dtype=torch.bfloat16)
-    tensors = {"weight": words(codes, AWQ), "weight_scale": scale, "weight_zero_point": words(zero, AWQ)[0]}
+    packed, zeros = (torch.from_numpy(interleaved(each)) for each in (codes, zero))
+    tensors = {"weight": packed, "weight_scale": scale, "weight_zero_point": zeros[0]}
     return tensors, (codes - zero.T) * scale.double().numpy()[:, None]
 
 
@@ -216,7 +200,7 @@ def test_values_are_those_of_the_definition(case: str) -> None:
 @pytest.mark.parametrize("n", [48, 44])
 def test_words_in_their_order(n: int) -> None:
     """Including rows that do not fill whole words."""
-    for method, order in (("order", tuple(range(8))), ("reorder", AWQ)):
+    for method, order in (("order", tuple(range(8))), ("reorder", AWQ_ORDER)):
         export = {"kv_cache_group": [], "pack_method": method, "weight_format": "real_quantized"}
         tensors, value = int4(True, False, order, n)
         q = only(reader({**I4, "symmetric": False}, export=export), named(tensors))
@@ -234,7 +218,7 @@ def test_weights_without_zero_points_in_the_file() -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_files_in_the_form_of_awq(symmetric: bool, method: str) -> None:
     """Without zero points, its codes are signed, unlike those of AWQ."""
-    tensors, value = int4(symmetric, symmetric, AWQ if method == "reorder" else tuple(range(8)))
+    tensors, value = int4(symmetric, symmetric, AWQ_ORDER if method == "reorder" else tuple(range(8)))
     names = {"weight": "qweight", "weight_scale": "scales", "weight_zero_point": "qzeros"}
     said = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": not symmetric}
     made = awq.Reader({**said, "pack_method": method}, torch.bfloat16)

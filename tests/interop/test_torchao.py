@@ -21,6 +21,7 @@ from .torchao_files import (
     dtype,
     file,
     float8_inputs,
+    in_tiles,
     int8_inputs,
     integers,
     nibbles,
@@ -157,23 +158,13 @@ def test_float8(block: tuple[int, int], granularity: Any, name: str) -> None:
     np.testing.assert_array_equal(got, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * wide)
 
 
-def swizzled(scales: np.ndarray) -> np.ndarray:
-    """The layout of tensor cores, element by element from the definition."""
-    rows, columns = -(-scales.shape[0] // 128), -(-scales.shape[1] // 4)
-    flat = np.zeros(rows * columns * 512, scales.dtype)
-    for row, column in np.ndindex(*scales.shape):
-        tile = (row // 128) * columns + column // 4
-        flat[tile * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + column % 4] = scales[row, column]
-    return flat.reshape(rows * 32, columns * 16)
-
-
 @pytest.mark.parametrize("swizzle", [False, True])
 @pytest.mark.parametrize(("elements", "name"), [("float8_e4m3fn", "mxfp8"), ("float4_e2m1fn_x2", "mxfp4")])
 def test_mx(elements: str, name: str, swizzle: bool) -> None:
     n, k = 160, 192
     codes = RNG.integers(0, 127 if name == "mxfp8" else 16, (n, k)).astype(np.uint8)
     scales = RNG.integers(100, 140, (n, k // 32)).astype(np.uint8)
-    stored = torch.from_numpy(swizzled(scales) if swizzle else scales).view(torch.float8_e8m0fnu)
+    stored = torch.from_numpy(in_tiles(scales) if swizzle else scales).view(torch.float8_e8m0fnu)
     qdata = torch.from_numpy(codes).view(torch.float8_e4m3fn) if name == "mxfp8" else torch.from_numpy(nibbles(codes))
     mode = {"_type": "ScaleCalculationMode", "_data": "RCEIL"}
     inputs = {"_type": "QuantizeTensorToMXKwargs", "_data": {"elem_dtype": dtype(elements), "scaling_mode": mode}}
@@ -189,7 +180,7 @@ def test_mx(elements: str, name: str, swizzle: bool) -> None:
 def test_nvfp4(swizzle: bool, second: float | None) -> None:
     n, k = 144, 96
     codes, scales = RNG.integers(0, 16, (n, k)), RNG.integers(1, 127, (n, k // 16)).astype(np.uint8)
-    stored = torch.from_numpy(swizzled(scales) if swizzle else scales).view(torch.float8_e4m3fn)
+    stored = torch.from_numpy(in_tiles(scales) if swizzle else scales).view(torch.float8_e4m3fn)
     parts = {"qdata": nibbles(codes), "scale": stored}
     if second is not None:
         parts["per_tensor_scale"] = torch.tensor(second)

@@ -24,8 +24,7 @@ from bitport.interop.torchao.writer import GPU, TEXT
 from bitport.tensor import QTensor
 
 from .files import described, only, write
-from .test_torchao import swizzled
-from .torchao_files import RNG, File, dtype, file, float8_inputs, int8_inputs, integers, plain, values
+from .torchao_files import RNG, File, dtype, file, float8_inputs, in_tiles, int8_inputs, integers, plain, values
 
 NAME = "m.weight"
 PARTS = frozenset({"qdata", "scale"})
@@ -68,7 +67,7 @@ def mx(elements: str, rule: str) -> File:
     codes = RNG.integers(0, 127, (160, 192 if elements == "float8_e4m3fn" else 96)).astype(np.uint8)
     qdata = torch.from_numpy(codes)
     qdata = qdata.view(torch.float8_e4m3fn) if elements == "float8_e4m3fn" else qdata
-    scale = torch.from_numpy(swizzled(RNG.integers(100, 140, (160, 6)).astype(np.uint8))).view(torch.float8_e8m0fnu)
+    scale = torch.from_numpy(in_tiles(RNG.integers(100, 140, (160, 6)).astype(np.uint8))).view(torch.float8_e8m0fnu)
     kernel = {"_type": "KernelPreference", "_data": "AUTO"}
     both = {"elem_dtype": dtype(elements), "block_size": 32, "kernel_preference": kernel, "is_swizzled_scales": True}
     mode = {"_type": "ScaleCalculationMode", "_data": rule}
@@ -80,7 +79,7 @@ def mx(elements: str, rule: str) -> File:
 def nvfp4(inputs: bool) -> File:
     both = {"block_size": 16, "is_swizzled_scales": True, "use_triton_kernel": False}
     kwargs = {"_type": "QuantizeTensorToNVFP4Kwargs", "_data": {**both, "use_dynamic_per_tensor_scale": True}}
-    scale = torch.from_numpy(swizzled(RNG.integers(1, 127, (144, 6)).astype(np.uint8))).view(torch.float8_e4m3fn)
+    scale = torch.from_numpy(in_tiles(RNG.integers(1, 127, (144, 6)).astype(np.uint8))).view(torch.float8_e4m3fn)
     qdata = RNG.integers(0, 256, (144, 48)).astype(np.uint8)
     parts = {"qdata": qdata, "scale": scale, "per_tensor_scale": torch.tensor(0.0123)}
     said = {**both, "orig_dtype": dtype("bfloat16"), "act_quant_kwargs": kwargs if inputs else None}

@@ -12,7 +12,7 @@ from torch import Tensor
 from bitport.interop import torchao
 from bitport.tensor import QTensor
 
-from .files import only
+from .files import only, swizzled
 
 RNG = np.random.default_rng(0)
 
@@ -104,6 +104,12 @@ def int8_inputs(per: str = "PerRow", mapping: str = "SYMMETRIC", **more: Any) ->
 def float8_inputs(**data: Any) -> dict[str, Any]:
     common = {"float8_dtype": dtype("float8_e4m3fn"), "hp_value_lb": None, "hp_value_ub": None}
     return {"_type": "QuantizeTensorToFloat8Kwargs", "_data": {**common, **data}}
+
+
+def in_tiles(scales: np.ndarray) -> np.ndarray:
+    """Swizzled, in the shape that torchao gives them."""
+    found = swizzled(scales)
+    return found.reshape(len(found) // 4, -1)
 
 
 def nibbles(codes: np.ndarray) -> np.ndarray:
