@@ -40,6 +40,8 @@ struct Barrier {
 };
 struct Fiber {
   ucontext_t state;
+  const Barrier* awaited; // or null
+  long awaited_times;     // of it, when the fiber began to wait
   Place thread, block;
   int rank; // of the block in the cluster
   bool ended, may_read_x;
@@ -71,6 +73,8 @@ static int sizes[5]; // m, n, k, and the kernel's other integers
 
 static int min(int a, int b) { return a < b ? a : b; }
 
+static bool waits() { return fiber->awaited && fiber->awaited->times == fiber->awaited_times; }
+
 static void give_way() { swapcontext(&fiber->state, &scheduler); }
 
 static void fail(const char* what) {
@@ -85,7 +89,8 @@ static long arrive(Barrier& barrier) {
 }
 
 static void wait_for(Barrier& barrier, long times) {
-  while (barrier.times == times) give_way();
+  fiber->awaited = &barrier, fiber->awaited_times = times;
+  if (waits()) give_way(); // resumed when it no longer waits
 }
 
 static void meet(Barrier& barrier) { wait_for(barrier, arrive(barrier)); }
@@ -336,20 +341,21 @@ static void run_cluster(int cluster, const int* grid) {
     each.thread = {i % threads}, each.rank = i / threads;
     const int x = grid[2] > 1 ? cluster : cluster * blocks + each.rank;
     each.block = {x % grid[0], x / grid[0], grid[2] > 1 ? each.rank : 0};
-    each.ended = false, each.may_read_x = BEGINS, each.waiting = each.groups = 0;
+    each.awaited = nullptr, each.ended = false, each.may_read_x = BEGINS, each.waiting = each.groups = 0;
     each.multiplying = each.product_groups = 0, each.copies_are_seen = each.group_begun = false;
   }
   int left = count;
   const int late = rand() % blocks, begins = blocks > 1 ? 300 : 0;
-  for (long round = 0; left && !wrong; round++) {
-    if (round == 1000000) wrong = "some threads wait for ever";
+  for (int round = 0; left && !wrong; round++) {
+    bool all_wait = round >= begins;
     const int begin = rand() % count;
     for (int i = 0; i < count && !wrong; i++) {
       fiber = fibers + (begin + i) % count;
-      if (fiber->ended || (fiber->rank == late && round < begins)) continue;
+      if (fiber->ended || waits() || (fiber->rank == late && round < begins)) continue;
       swapcontext(&scheduler, &fiber->state);
-      left -= fiber->ended;
+      left -= fiber->ended, all_wait = false;
     }
+    if (all_wait) wrong = "some threads wait for ever";
   }
 }
 
