@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -37,6 +39,13 @@ def names(module: str) -> list[str]:
     return [name for name in vars(importlib.import_module(module)) if name.startswith("check_")]
 
 
+def must_pass(check: str, module: str, world: int, folder: Path | None = None) -> None:
+    """Fail with what went wrong in ``check``. The first one that is asked for starts the processes for all of them."""
+    if wrong := run(module, world, folder)[check]:
+        pytest.fail(wrong, pytrace=False)
+
+
+@functools.cache
 def run(module: str, world: int, folder: Path | None = None) -> dict[str, str]:
     """Return the result of each check of ``module`` in ``world`` processes: "" or what went wrong. ``folder``: the
     working directory of the checks, where they find files from earlier runs and may leave their own."""

@@ -21,27 +21,27 @@ IN_TWO, IN_THREE = "tests.checkpoint.on_sharded", "tests.checkpoint.on_dcp"
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """The folder where the checks of two processes left checkpoints, and the results of the checks."""
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder where the checks of two processes have left checkpoints."""
     folder = tmp_path_factory.mktemp("sharded")
-    return folder, ranks.run(IN_TWO, 2, folder)
+    ranks.run(IN_TWO, 2, folder)
+    return folder
 
 
 @pytest.mark.parametrize("check", ranks.names(IN_TWO))
-def test_in_two_processes(left: tuple[Path, dict[str, str]], check: str) -> None:
-    if wrong := left[1][check]:
-        pytest.fail(wrong, pytrace=False)
+def test_in_two_processes(left: Path, check: str) -> None:
+    ranks.must_pass(check, IN_TWO, 2, left)
 
 
-def test_in_three_processes_what_two_have_saved(left: tuple[Path, dict[str, str]]) -> None:
-    for wrong in ranks.run(IN_THREE, 3, left[0]).values():
-        assert wrong == ""
+@pytest.mark.parametrize("check", ranks.names(IN_THREE))
+def test_in_three_processes_what_two_have_saved(left: Path, check: str) -> None:
+    ranks.must_pass(check, IN_THREE, 3, left)
 
 
 @pytest.mark.parametrize("name", ["dcp-in_tensor_parallel", "dcp-by_fsdp"])
-def test_in_one_process_what_two_have_saved(left: tuple[Path, dict[str, str]], name: str) -> None:
+def test_in_one_process_what_two_have_saved(left: Path, name: str) -> None:
     model = quantized(3)
-    dcp.load({"model": ModelState(model)}, checkpoint_id=left[0] / name, no_dist=True)
+    dcp.load({"model": ModelState(model)}, checkpoint_id=left / name, no_dist=True)
     assert same(full(model), quantized().state_dict())
 
 

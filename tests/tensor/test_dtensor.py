@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from tests import ranks
@@ -11,11 +9,8 @@ from tests import ranks
 pytestmark = pytest.mark.xdist_group("dtensor")  # started once, by one worker
 CHECKS = "tests.tensor.on_dtensor"
 
-outcomes = functools.cache(ranks.run)
-
 
 @pytest.mark.parametrize("world", ranks.WORLDS)
 @pytest.mark.parametrize("check", ranks.names(CHECKS))
 def test_in_several_processes(check: str, world: int) -> None:
-    if wrong := outcomes(CHECKS, world)[check]:
-        pytest.fail(wrong, pytrace=False)
+    ranks.must_pass(check, CHECKS, world)

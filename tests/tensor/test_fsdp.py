@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 
 import pytest
@@ -12,22 +11,18 @@ from bitport.tensor import QTensor
 from tests import ranks
 
 pytestmark = pytest.mark.xdist_group("fsdp")  # started once, by one worker
-outcomes = functools.cache(ranks.run)
-
 IN_TWO, IN_FOUR = "tests.tensor.on_fsdp", "tests.tensor.on_two_dimensions"
 
 
 @pytest.mark.parametrize("check", ranks.names(IN_TWO))
 def test_in_two_processes(check: str) -> None:
-    if wrong := outcomes(IN_TWO, 2)[check]:
-        pytest.fail(wrong, pytrace=False)
+    ranks.must_pass(check, IN_TWO, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", ranks.names(IN_FOUR))
 def test_in_four_processes(check: str) -> None:
-    if wrong := outcomes(IN_FOUR, 4)[check]:
-        pytest.fail(wrong, pytrace=False)
+    ranks.must_pass(check, IN_FOUR, 4)
 
 
 def test_the_hooks_are_as_torch_calls_them() -> None:

@@ -10,10 +10,14 @@ from bitport.errors import ArgumentError
 from bitport.train import prepare_
 from tests import ranks
 
+CHECKS = "tests.train.on_fsdp"
 
+
+@pytest.mark.xdist_group("training by fsdp")  # started once, by one worker
 @pytest.mark.parametrize("world", ranks.WORLDS)
-def test_fsdp(world: int) -> None:
-    assert ranks.run("tests.train.on_fsdp", world) == dict.fromkeys(ranks.names("tests.train.on_fsdp"), "")
+@pytest.mark.parametrize("check", ranks.names(CHECKS))
+def test_in_several_processes(check: str, world: int) -> None:
+    ranks.must_pass(check, CHECKS, world)
 
 
 def test_a_shard_is_not_rounded_alone() -> None:

@@ -358,9 +358,14 @@ def test_beside_weights_that_are_trained_themselves() -> None:
     assert {layer.name: layer.algorithm for layer in report.layers} == {"0.weight": "scales learned", "1.weight": "rtn"}
 
 
+CHECKS = "tests.train.on_scales"
+
+
+@pytest.mark.xdist_group("scales in processes")  # started once, by one worker
 @pytest.mark.parametrize("world", ranks.WORLDS)
-def test_several_processes(world: int) -> None:
-    assert ranks.run("tests.train.on_scales", world) == dict.fromkeys(ranks.names("tests.train.on_scales"), "")
+@pytest.mark.parametrize("check", ranks.names(CHECKS))
+def test_in_several_processes(check: str, world: int) -> None:
+    ranks.must_pass(check, CHECKS, world)
 
 
 def test_an_optimizer_made_before_is_told_of() -> None:
