@@ -45,13 +45,13 @@ WORST = 25
 """The number of points to print."""
 
 
-def needed(pairs: int, chance: float = CHANCE) -> int:
+def needed(pairs: int) -> int:
     """The number of ``pairs`` below 1 that shows that the median is: the smallest count that fair coins reach with at
-    most this probability, or more than ``pairs`` if there is none."""
+    most the probability CHANCE, or more than ``pairs`` if there is none."""
     ways = 0
     for count in range(pairs, -1, -1):
         ways += math.comb(pairs, count)
-        if ways / 2**pairs > chance:
+        if ways / 2**pairs > CHANCE:
             return count + 1
     return 0
 

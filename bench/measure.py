@@ -30,8 +30,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def busy(seconds: float = 0.5) -> float | None:
-    """The number of cores used by others while this process sleeps; None if the system does not report it."""
+def busy() -> float | None:
+    """The number of cores that others use for half a second while this process sleeps; None if the system does not
+    report it."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None
@@ -40,7 +41,7 @@ def busy(seconds: float = 0.5) -> float | None:
         spent = [int(each) for each in stat.read_text().split("\n", 1)[0].split()[1:9]]
         return sum(spent), spent[3] + spent[4]
 
-    (total, idle), _ = ticks(), time.sleep(seconds)
+    (total, idle), _ = ticks(), time.sleep(0.5)
     now, now_idle = ticks()
     return round((1 - (now_idle - idle) / max(now - total, 1)) * (os.cpu_count() or 1), 2)
 

@@ -80,7 +80,7 @@ def dispatch(repetitions: int = 101) -> list[dict[str, Any]]:
     return rows
 
 
-def schemes(repetitions: int = 21) -> list[dict[str, Any]]:
+def schemes() -> list[dict[str, Any]]:
     """The same for every preset, with the kernel that the CPU chooses."""
     x = torch.randn(1, SIZE, dtype=torch.bfloat16)
     plain = layer()
@@ -89,7 +89,7 @@ def schemes(repetitions: int = 21) -> list[dict[str, Any]]:
     for name in names:
         candidates[name] = functools.partial(layer(name), x)
     with one_thread(), torch.no_grad():
-        times = interleaved(candidates, repetitions=repetitions, seconds=0.001, clock=time.thread_time)
+        times = interleaved(candidates, repetitions=21, seconds=0.001, clock=time.thread_time)
     return [_row("scheme", name, "no_grad", {"linear": times["linear"], "quantized": times[name]}) for name in names]
 
 

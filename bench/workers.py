@@ -77,8 +77,8 @@ class Flusher:
     """Evicts previously used data from the caches, and gives the threads of the last candidate time to sleep: they spin
     for some milliseconds after their work. It uses one thread, since its own would spin too."""
 
-    def __init__(self, nbytes: int = FLUSH) -> None:
-        self._buffer = np.ones(nbytes // 8, dtype=np.int64)
+    def __init__(self) -> None:
+        self._buffer = np.ones(FLUSH // 8, dtype=np.int64)
 
     def __call__(self) -> None:
         self._buffer.sum()

@@ -63,11 +63,11 @@ def measure(
 class Reading:
     """Measures the read bandwidth on each call, because it varies if others share the memory."""
 
-    def __init__(self, threads: int, seconds: float = 0.01, megabytes: int = 512) -> None:
+    def __init__(self, threads: int, megabytes: int = 512) -> None:
         program = _program()
         if isinstance(program, str):
             raise FileNotFoundError(program)
-        command = [program, str(threads), str(megabytes), str(seconds), "again"]
+        command = [program, str(threads), str(megabytes), "0.01", "again"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
     def __call__(self) -> float:

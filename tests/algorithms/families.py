@@ -116,13 +116,13 @@ def calls_of(model: nn.Module, name: str) -> list[tuple[str, tuple[Any, ...], di
     return calls
 
 
-def plant_outliers(model: nn.Module, name: str, size: float = 40.0) -> None:
-    """Scale up three channels of the input of each product, and scale down the matching weight columns: the model
-    computes the same as before."""
+def plant_outliers(model: nn.Module, name: str) -> None:
+    """Make three channels of the input of each product 40 times as large, and the matching weight columns as much
+    smaller: the model computes the same as before."""
     for block, args, kwargs in calls_of(model, name):
         module = model.get_submodule(block)
         pairs, _ = find_pairs(Trial(module, [Call(args, kwargs)]), shared_parameters(model, block))
         for pair in pairs:
             scale = torch.ones(pair.shape)
-            scale[..., [1, 5, 11]] = 1 / size
+            scale[..., [1, 5, 11]] = 1 / 40
             pair.scale_(module, scale)

@@ -346,10 +346,10 @@ def test_what_is_there_is_replaced_on_demand(tmp_path: Path) -> None:
         quantize_files(source, tmp_path / "other", "int8", overwrite=True)
 
 
-def _only(name: str, data: bytes = b"x") -> Any:
+def _only(name: str) -> Any:
     def make(directory: Path) -> None:
         directory.mkdir()
-        (directory / name).write_bytes(data)
+        (directory / name).write_bytes(b"x")
 
     return make
 

@@ -28,11 +28,11 @@ K, N = 192, 131
 class Adapted(nn.Module):
     """LoRA: a frozen layer plus the product of two small trained matrices."""
 
-    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+    def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.base = base
-        self.a = nn.Parameter(torch.randn(rank, base.in_features) / 10)
-        self.b = nn.Parameter(torch.randn(base.out_features, rank) / 10)
+        self.a = nn.Parameter(torch.randn(4, base.in_features) / 10)
+        self.b = nn.Parameter(torch.randn(base.out_features, 4) / 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + F.linear(F.linear(x, self.a), self.b)
