@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from bitport.checkpoint import Writer, concurrent_writers, read_manifest
 from bitport.checkpoint import output as steps
 from bitport.checkpoint import writer as module
 from bitport.checkpoint.manifest import INDEX
+from tests.scripts import printed
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="locks are POSIX's")
 
@@ -110,29 +109,27 @@ def test_quantized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 SAVING = """
-import sys, torch
+import os, sys, torch
 from pathlib import Path
 from tests.checkpoint.test_concurrent_writers import save
 torch.set_num_threads(1)
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(20):
-    save(float(sys.argv[1]), Path(sys.argv[2]))
+waits, go = os.pipe()
+processes = []
+for at in range(3):
+    processes.append(os.fork())
+    if not processes[-1]:
+        os.close(go)
+        os.read(waits, 1)  # until the last process is there and the pipe is closed
+        for _ in range(60):
+            save(float(at), Path(sys.argv[1]))
+        os._exit(0)
+os.close(go)
+assert [os.waitpid(each, 0)[1] for each in processes] == [0, 0, 0]
 """
 
 
 def test_many_at_once(tmp_path: Path) -> None:
     """Processes that save repeatedly; none fails."""
-    command = [sys.executable, "-c", SAVING]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    running = [subprocess.Popen([*command, str(at), str(tmp_path)], text=True, **pipes) for at in range(3)]
-    for process in running:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n", process.stderr and process.stderr.read()
-    for process in running:
-        assert process.stdin
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    assert [process.communicate(timeout=120)[1] for process in running] == [""] * 3
+    printed(SAVING, tmp_path)
     assert loaded(tmp_path) in (0.0, 1.0, 2.0)
     assert shards(tmp_path) == set(read_manifest(tmp_path).shards)
