@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from bitport.integrations.huggingface import load_model
 from bitport.ops import use_kernel
 from bitport.stream import Stream
 from tests.integrations.models import TEXT, make_directory
+from tests.scripts import printed
 from tests.stream.models import WIDTH, Block, Model, Tied, batches, built, empty, hashes, write
 from tests.stream.test_resume import end_early
 from tests.turns import slow
@@ -293,29 +292,32 @@ def test_more_than_the_device_has_is_refused(little: None, source: Path, tmp_pat
     stream(source, tmp_path / "out", "int4-g32", "gptq", "cpu")
 
 
-ONE = """
+BOTH = """
 import sys
 import torch._dynamo
 import torch.distributed as dist
 from bitport.calibrate.processes import Processes
 from bitport.stream import Stream
+from tests.scripts import forked
 from tests.stream.models import batches, empty
-source, target, scheme, algorithm, rank = sys.argv[1:]
-torch.accelerator.set_device_index(int(rank))  # the device's fallback creates tensors on the current one
-dist.init_process_group("gloo", init_method=f"file://{target}-meeting", rank=int(rank), world_size=2)
-options = {"algorithm": algorithm, "processes": Processes.joined(), "device": f"sim:{rank}"}
-Stream(empty(), source, target, scheme, batches=batches()[:3], **options).run()
-dist.destroy_process_group()
+torch.set_num_threads(1)
+source, target, scheme, algorithm = sys.argv[1:]
+
+def run(rank):
+    torch.accelerator.set_device_index(rank)  # the device's fallback creates tensors on the current one
+    dist.init_process_group("gloo", init_method=f"file://{target}-meeting", rank=rank, world_size=2)
+    options = {"algorithm": algorithm, "processes": Processes.joined(), "device": f"sim:{rank}"}
+    Stream(empty(), source, target, scheme, batches=batches()[:3], **options).run()
+    dist.destroy_process_group()
+
+forked(2, run)
 """
 
 
 @pytest.mark.parametrize(("scheme", "algorithm"), [*slow(("int4-g32", "gptq")), ("int8-static", "rtn")])
 def test_two_processes_with_a_device_each(source: Path, tmp_path: Path, scheme: str, algorithm: str) -> None:
     """Weights and inputs that one sends the other arrive on the other's device."""
-    words = [sys.executable, "-c", ONE, str(source), str(tmp_path / "two"), scheme, algorithm]
-    running = [subprocess.Popen([*words, rank], stderr=subprocess.PIPE) for rank in ("0", "1")]
-    told = [process.communicate(timeout=120)[1].decode() for process in running]
-    assert [process.returncode for process in running] == [0, 0], told
+    printed(BOTH, source, tmp_path / "two", scheme, algorithm)
     stream(source, tmp_path / "one", scheme, algorithm, SIM, batches=batches()[:3]).run()
     assert hashes(tmp_path / "two") == hashes(tmp_path / "one")
 

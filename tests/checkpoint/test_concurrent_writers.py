@@ -109,22 +109,17 @@ def test_quantized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 SAVING = """
-import os, sys, torch
+import sys, torch
 from pathlib import Path
 from tests.checkpoint.test_concurrent_writers import save
+from tests.scripts import forked
 torch.set_num_threads(1)
-waits, go = os.pipe()
-processes = []
-for at in range(3):
-    processes.append(os.fork())
-    if not processes[-1]:
-        os.close(go)
-        os.read(waits, 1)  # until the last process is there and the pipe is closed
-        for _ in range(60):
-            save(float(at), Path(sys.argv[1]))
-        os._exit(0)
-os.close(go)
-assert [os.waitpid(each, 0)[1] for each in processes] == [0, 0, 0]
+
+def run(number):
+    for _ in range(60):
+        save(float(number), Path(sys.argv[1]))
+
+forked(3, run)
 """
 
 

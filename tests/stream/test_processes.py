@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,24 +12,35 @@ import torch.distributed as dist
 from bitport.calibrate.processes import Processes
 from bitport.errors import ArgumentError
 from bitport.stream import Stream
+from tests.scripts import printed
 
 from .models import batches, empty, hashes, write
 
-ONE = """
+BOTH = """
 import json, os, sys, torch
+import torch._dynamo  # as in tests/ranks.py
+from pathlib import Path
 from bitport.calibrate.processes import Processes
 from bitport.stream import Stream
+from tests.scripts import forked
 from tests.stream.models import batches, empty
 torch.set_num_threads(1)
-source, target, runs = *sys.argv[1:3], json.loads(sys.argv[3])
-with Processes.of_torchrun() as processes:
-    for name, (scheme, algorithm, activations) in runs.items():
-        stream = Stream(empty(), source, os.path.join(target, name), {"embed": "int8", "*": scheme},
-                        batches=batches()[:3], algorithm=algorithm, activations=activations, processes=processes)
-        print(json.dumps(stream.run().to_json()))
-tasks = "/proc/self/task"
-names = [open(f"{tasks}/{task}/comm").read() for task in os.listdir(tasks)] if os.path.exists(tasks) else []
-assert not [name for name in names if "gloo" in name], names
+source, target, runs = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+
+def run(rank):
+    os.environ["RANK"] = str(rank)
+    told = []
+    with Processes.of_torchrun() as processes:
+        for name, (scheme, algorithm, activations) in runs.items():
+            stream = Stream(empty(), source, target / name, {"embed": "int8", "*": scheme}, batches=batches()[:3],
+                            algorithm=algorithm, activations=activations, processes=processes)
+            told.append(json.dumps(stream.run().to_json()))
+    tasks = "/proc/self/task"
+    names = [open(f"{tasks}/{task}/comm").read() for task in os.listdir(tasks)] if os.path.exists(tasks) else []
+    assert not [name for name in names if "gloo" in name], names
+    (target / f"told-{rank}.json").write_text(json.dumps(told))
+
+forked(2, run)
 """
 """No thread of the process group may remain: at interpreter shutdown such a thread may abort the process."""
 RUNS = {
@@ -48,16 +56,10 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """The folder with the model and the results of two processes, one run after another, and the reports of each
     run."""
     folder = tmp_path_factory.mktemp("together")
-    words = [sys.executable, "-c", ONE, str(write(folder)), str(folder), json.dumps(RUNS)]
-    started = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    running = [
-        subprocess.Popen(words, env=started | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in ("0", "1")
-    ]
-    told = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0, 0], told
-    lines = zip(*(out.splitlines() for out, _ in told), strict=True)
-    return folder, {name: list(each) for name, each in zip(RUNS, lines, strict=True)}
+    started = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    printed(BOTH, write(folder), folder, json.dumps(RUNS), **started)
+    reports = zip(*(json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)), strict=True)
+    return folder, {name: list(each) for name, each in zip(RUNS, reports, strict=True)}
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
