@@ -13,6 +13,8 @@ from bench import check, products
 from bench.products import Candidate
 from bench.suites import Shape
 
+from .here import Here
+
 Row = dict[str, Any]
 POINT = {"k": 4096, "n": 4096, "rows": 64, "variant": "int4", "note": "native"}
 BAD = {**POINT, **check.judged([0.9] * 25)}
@@ -106,6 +108,7 @@ def test_a_small_run(chosen: products.Chosen, base: Candidate) -> None:
 
 def test_what_looks_slow_is_measured_again(chosen: products.Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
     """In alternating order, so that going first is no advantage."""
+    monkeypatch.setattr(products, "Worker", Here)
     asked: list[str] = []
 
     def turn(self: check.Turns, candidate: Candidate, m: int, fact: Row) -> float:

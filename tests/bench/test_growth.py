@@ -10,6 +10,8 @@ import pytest
 from bench import growth, products
 from bench.suites import Shape
 
+from .here import Here
+
 Row = dict[str, Any]
 
 
@@ -37,6 +39,7 @@ def test_too_few_or_many_points_are_refused(count: int) -> None:
 
 def test_a_small_run_and_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "Flusher", lambda: lambda: None)
+    monkeypatch.setattr(products, "Worker", Here)
     points = growth.measure((64, 128, 256), (1,), Shape(64, 64), (2, 4, 8), repetitions=3)
     names = {"torch bf16", "bitport int4", "bitport int8-dyn"}
     weights = [row for row in points if row["sweep"] == "weight, 1 rows"]
