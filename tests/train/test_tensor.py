@@ -88,6 +88,19 @@ def test_functions_that_write_give_what_they_wrote_to() -> None:
         assert torch.equal(other, torch.eye(8, 32) + 1)
 
 
+@pytest.mark.parametrize("shape", [(32, 64), (4, 32, 64)])
+def test_numbers_picked_by_a_mask_are_those_of_the_value(shape: tuple[int, ...]) -> None:
+    """Optimizers that update some numbers only pick them so; they were rounded, as if they were a row of a table."""
+    param = trained(*shape)
+    value = param.value.clone()  # type: ignore[attr-defined]
+    mask = value > 0.5
+    with torch.no_grad():
+        assert torch.equal(param[mask], value[mask])
+        param[mask] = param[mask] * 2
+    assert torch.equal(param.value, torch.where(mask, value * 2, value))  # type: ignore[attr-defined]
+    assert torch.equal(param.detach()[mask], param.value[mask])  # type: ignore[attr-defined]
+
+
 def test_averages_of_the_weights() -> None:
     module = nn.Linear(64, 32, bias=False)
     module.weight = trained(32, 64)
@@ -203,6 +216,7 @@ def test_pieces_are_rounded_as_the_whole() -> None:
         ("int4-g32", lambda w: w[::2], "rows 0:256:2"),
         ("nvfp4", lambda w: F.linear(w.value, w[:128]), "is a shard, which is not rounded alone"),
         ("int4-g32", lambda w: w[0], "indexed in dimension 0"),
+        ("int4-g32", lambda w: w[w.value > 0], "indexed by a mask of several dimensions"),
         ("int4-g32", lambda w: w.flatten(), "seen as"),
         ("int4-g32", lambda w: w.reshape(128, 2, 256), "seen as"),
         ("int4-g32", lambda w: w[:, None], "weight.floats"),

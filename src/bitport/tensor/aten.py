@@ -239,10 +239,17 @@ def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
     return _take_batch(q, lambda part: func(part, dim, index), tuple(shape))
 
 
+def of_numbers(indices: Sequence[Tensor | None]) -> bool:
+    """Whether it is a mask of several dimensions, which picks single numbers, or rows of several matrices."""
+    first = indices[0]
+    return first is not None and first.dtype == torch.bool and first.dim() > 1
+
+
 def take_experts(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTensor:
-    if len(indices) != 1 or indices[0] is None or q.dim() < 3 or is_conv(q):
+    if len(indices) != 1 or indices[0] is None or q.dim() < 3 or is_conv(q) or of_numbers(indices):
         raise ArgumentError(
-            f"a QTensor can be indexed by one tensor along its batch (experts), not {list(q.shape)}{INSTEAD}"
+            "a QTensor is indexed by one tensor of ids or a mask along its first dimension (rows of a table, experts); "
+            f"its shape is {list(q.shape)}{INSTEAD}"
         )
     at = indices[0]
     shape = (*(at.shape if at.dtype != torch.bool else (int(at.sum()),)), *q.shape[1:])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.tensor.aten import checked_dim, equal_spans, spans_of
+from bitport.tensor.aten import checked_dim, equal_spans, of_numbers, spans_of
 from bitport.tensor.dispatch import adding_to
 from bitport.train.fixed import Fixed
 from bitport.train.rounded import dense, pre_scaled, rounded_input, rounded_rows
@@ -164,7 +164,12 @@ def _unbind(func: Any, w: TrainedTensor, dim: int = 0) -> list[TrainedTensor]:
 
 @implements(aten.index.Tensor)
 def _index(func: Any, w: TrainedTensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """Select experts of a stack, or look up rows of a table."""
+    """Select experts of a stack, or look up rows of a table. What a mask of single numbers picks, as optimizers do that
+    update some numbers only, are those of the value."""
+    if of_numbers(indices):
+        if w.recorded:
+            raise _no_view(w, "indexed by a mask of several dimensions")
+        return func(value_of(w), indices)
     if len(indices) != 1 or indices[0] is None or w.rounding.kind == "conv":
         raise _no_view(w, f"indexed by {len(indices)} indices")
     if w.dim() > 2:
