@@ -115,6 +115,17 @@ def test_averages_of_the_weights() -> None:
     assert torch.allclose(kept.value, value + 0.5)
 
 
+def test_a_weight_is_copied_into_another_while_gradients_are_recorded() -> None:
+    """As Lightning's averages do when they end."""
+    param, other = trained(32, 64), trained(32, 64)
+    other.detach().copy_(param)
+    assert torch.equal(other.value, param.value)  # type: ignore[attr-defined]
+    assert other.requires_grad
+    assert other.is_leaf
+    with pytest.raises(ArgumentError, match="on a weight in training"):
+        torch.zeros(32, 64).copy_(param)
+
+
 def test_clipping_and_zeroing_gradients() -> None:
     param = trained(32, 64)
     F.linear(torch.randn(4, 64), param).sum().backward()

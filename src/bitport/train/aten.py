@@ -69,6 +69,16 @@ def _floats_like(func: Any, w: TrainedTensor, *args: Any, **kwargs: Any) -> Tens
     return func(value_of(w), *args, **kwargs)
 
 
+@implements(aten.copy_.default)
+def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copying one weight in training into another stores it, also while gradients are recorded, as trainers do that
+    average models; copied into other floats it would be used outside of products."""
+    if not isinstance(target, TrainedTensor) and isinstance(source, TrainedTensor) and source.recorded:
+        raise outside_of_products(func)
+    func(value_of(target), value_of(source), non_blocking)
+    return target
+
+
 @implements(aten._to_copy.default)
 def _to_copy(func: Any, w: TrainedTensor, *, dtype: Any = None, **kwargs: Any) -> Tensor:
     """A cast sets the dtype of products only: codes stay those of the value, and scales keep their dtypes."""
