@@ -201,3 +201,21 @@ def test_recipes_fit_a_model_of_which_parts_are_compiled() -> None:
         schemes = [[choice.scheme for choice in bp.plan(model, recipe).choices] for model in (plain, compiled)]
         assert schemes[0] == schemes[1]
         assert any(schemes[0])
+
+
+@pytest.mark.parametrize("name", ["StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"])
+def test_standardized_convolutions_of_timm_are_left_as_they_are(name: str) -> None:
+    """They were quantized, and the first forward pass ended in an error, since it sees the weight in another shape."""
+
+    def forward(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+        weight = conv.weight.reshape(1, conv.out_channels, -1)
+        weight = nn.functional.batch_norm(weight, None, None, training=True).reshape_as(conv.weight)
+        return nn.functional.conv2d(x, weight, conv.bias)
+
+    model = nn.Sequential(type(name, (nn.Conv2d,), {"forward": forward})(3, 8, 3), nn.Conv2d(8, 16, 3))
+    assert [target.kind for target in find_targets(model)] == ["other", "conv"]
+    x = torch.randn(1, 3, 8, 8)
+    expected = model[0](x)
+    report = bp.quantize_(model, {"*": "int8"})
+    assert [layer.name for layer in report.quantized] == ["1.weight"]
+    assert torch.equal(model[0](x), expected)

@@ -49,6 +49,7 @@ READ_OTHERWISE: dict[str, tuple[str, ...]] = {
     "LayoutLMv3Encoder": POSITIONS,
     "PPDocLayoutV2ReadingOrderEncoder": POSITIONS,
     "WeightStandardizedConv2d": ("",),
+    **dict.fromkeys(("StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"), ("",)),
     "ProphetNetDecoder": ("ngram_embeddings",),
     "Siglip2VisionEmbeddings": ("position_embedding",),
     **dict.fromkeys(
@@ -66,8 +67,9 @@ READ_OTHERWISE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Sam3GeometryEncoder", "Sam3DetrDecoder"), CONCEPTS),
     **dict.fromkeys(("Sam3LiteTextGeometryEncoder", "Sam3LiteTextDetrDecoder"), CONCEPTS),
 }
-"""Class of transformers -> its children ("": itself) whose weights get the kind "other": its forward reshapes, indexes,
-concatenates, adds or scales them directly, which needs plain tensors, instead of only calling the child."""
+"""Class of transformers or timm -> its children ("": itself) whose weights get the kind "other": its forward
+reshapes, indexes, concatenates, adds or scales them directly, which needs plain tensors, instead of only calling the
+child."""
 
 PARAMETRIZED = "a layer's weight is computed from it; torch.nn.utils.parametrize.remove_parametrizations ends that"
 REWRITTEN = "max_norm rewrites the rows that are looked up"
