@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bitport.export.lower import TABLES
 from bitport.tensor import QTensor
 
 
@@ -36,7 +37,7 @@ class Names:
     def name_of(self, method: str, constant: str, tensor: Tensor) -> str:
         """Return the name of a tensor. ``constant``: its name in the method's library."""
         known = self._known if tensor.numel() else {}
-        name = known.get(_key(tensor), constant if constant.startswith("bitport_tables.") else None)
+        name = known.get(_key(tensor), constant if constant.startswith(f"{TABLES}.") else None)
         if name is None:
             name = known[_key(tensor)] = self._free(f"{method}.{constant}")
         self.tensors.setdefault(name, tensor)

@@ -21,8 +21,7 @@ from bitport.errors import ArgumentError
 from bitport.export import signature
 from bitport.export.archive import ArchiveWriter, as_bytes
 from bitport.export.checks import check_target
-from bitport.export.compile import check_compiler, compile_library, graph_of
-from bitport.export.compile import lowered as lowered_program
+from bitport.export.compile import check_compiler, compile_library, graph_of, lowered
 from bitport.export.constants import Constant, Constants
 from bitport.export.level import check_level
 from bitport.export.load import FORMAT, MANIFEST, VERSION, compare, load
@@ -92,7 +91,7 @@ def package(
     ):
         draft = Path(folder, target.name)
         with ArchiveWriter(draft, target.stem) as archive:
-            programs = {name: lowered_program(exported(method)) for name, method in chosen.items()}
+            programs = {name: lowered(exported(method)) for name, method in chosen.items()}
             graphs = {name: graph_of(program) for name, program in programs.items()}
             lie_by_row(graphs.values(), names)
             constants = Constants(graphs, names)
