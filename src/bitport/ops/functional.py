@@ -69,6 +69,25 @@ def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> Tensor:
     return embedding(func(torch.arange(q.matrix.n, device=q.qdata.device), indices), q)
 
 
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    ignore_index: int | None = None,
+    options: Any = None,
+    **how: Any,
+) -> Tensor:
+    """The product and then the loss. ``options`` divide both into chunks, to save memory, in a kernel for floats."""
+    logits = F.linear(input, linear_weight, linear_bias)
+    return F.cross_entropy(logits, target, ignore_index=-100 if ignore_index is None else ignore_index, **how)
+
+
+LINEAR_CROSS_ENTROPY = getattr(F, "linear_cross_entropy", "linear_cross_entropy")
+"""PyTorch has it from 2.13 on."""
+
+
 def _dtype(q: QTensor) -> torch.dtype:
     with torch._C.DisableTorchFunctionSubclass():
         return q.dtype
@@ -120,6 +139,7 @@ FUNCTIONS.update(
         Tensor.bmm: bmm,
         torch.einsum: einsum,
         F.multi_head_attention_forward: attention_by(_rows_apart),
+        LINEAR_CROSS_ENTROPY: linear_cross_entropy,
         Tensor.mv: mv,
         Tensor.addmm_: in_place(addmm),
         Tensor.baddbmm_: in_place(baddbmm),
