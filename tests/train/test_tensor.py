@@ -240,6 +240,33 @@ def test_pieces_that_lose_how_they_are_rounded(scheme: str, cut: object, match: 
         cut(trained(256, 256, scheme=scheme))  # type: ignore[operator]
 
 
+@torch.library.custom_op("bitport_test::product", mutates_args=())
+def product_of_others(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_a_product_of_another_library_is_refused(mode: Callable[[], Any]) -> None:
+    """Its kernel was given the float values, since it is called without recording gradients."""
+    param, x = trained(32, 64), torch.randn(4, 64)
+    product_of_others.register_autograd(lambda ctx, g: (None, None))
+    with mode(), pytest.raises(ArgumentError, match=r"bitport_test\.product.* on a weight in training"):
+        product_of_others(x, param)
+    value = param.value  # type: ignore[attr-defined]
+    assert torch.equal(product_of_others(x, param.floats().detach()), x @ value.t())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "function", [torch.fft.fft2, lambda w: w.to(torch.complex64), lambda w: w.as_strided((8,), (1,))]
+)
+def test_floats_do_not_leave_by_a_cast_or_strides(function: Callable[[Tensor], Tensor]) -> None:
+    param = trained(32, 64)
+    with pytest.raises(ArgumentError, match="on a weight in training"):
+        function(param)
+    with torch.no_grad():
+        assert torch.equal(function(param), function(param.value))  # type: ignore[attr-defined]
+
+
 def test_products_other_than_linear_layers() -> None:
     param = trained(64, 128)
     whole = quantize_tensor(param.value, "int4-g32").dequantize()  # type: ignore[attr-defined]

@@ -83,6 +83,8 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
 def _to_copy(func: Any, w: TrainedTensor, *, dtype: Any = None, **kwargs: Any) -> Tensor:
     """A cast sets the dtype of products only: codes stay those of the value, and scales keep their dtypes."""
     value = value_of(w)
+    if dtype is not None and dtype.is_complex and w.recorded:
+        raise outside_of_products(func)
     if dtype is not None and not dtype.is_floating_point:
         return func(value, dtype=dtype, **kwargs)
     return w.map_beside(lambda part: func(part, **kwargs), func(value, **kwargs), dtype or value.dtype)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitport.train.aten import implements
-from bitport.train.tensor import TrainedTensor, value_of
+from bitport.train.tensor import TrainedTensor, outside_of_products, value_of
 
 aten = torch.ops.aten
 
@@ -30,8 +30,11 @@ def _new_zeros(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) 
 @implements(aten.as_strided.default)
 def _as_strided(func: Any, w: TrainedTensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
     """An alias if nothing changes; otherwise a view of the value."""
-    same = [*size] == [*w.shape] and [*stride] == [*w.stride()] and not offset
-    return w.map_parts(aten.alias.default) if same else func(value_of(w), size, stride, offset)
+    if [*size] == [*w.shape] and [*stride] == [*w.stride()] and not offset:
+        return w.map_parts(aten.alias.default)
+    if w.recorded:
+        raise outside_of_products(func)
+    return func(value_of(w), size, stride, offset)
 
 
 def pre_all_gather(

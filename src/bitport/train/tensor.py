@@ -10,9 +10,10 @@
                 still applies to the uncast value, because the quantized weight is not affected by a cast either. The
                 value is cast when it is accessed itself.
 
-The module that holds it, its name and its shape are unchanged. torch operations fall into three groups:
+The module that holds it, its name and its shape are unchanged. torch operations fall into four groups:
 
     products (linear, matmul, convolution, embedding, grouped products)     use the rounded numbers
+    products of other libraries (custom ops with a gradient)                are an error
     storage (detach, clone, to, slices at block boundaries)                 return another TrainedTensor
     arithmetic under no_grad (optimizers, averages), or with .data          uses ``value``
 
@@ -51,6 +52,9 @@ ATEN: dict[Any, Callable[..., Any]] = {}
 
 PARTS = ("act_scale", *Fixed._fields)
 """Attributes besides the value; each may be None."""
+
+OWN = ("aten", "prims", "_c10d_functional")
+"""Namespaces of torch's own ops, of which the products are in the tables above."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +132,7 @@ class TrainedTensor(Tensor):
     @property
     def recorded(self) -> bool:
         """Whether it is used as part of the model, rather than by an optimizer or as data taken from it."""
-        return torch.is_grad_enabled() and (self.requires_grad or isinstance(self, torch.nn.Parameter))
+        return torch.is_grad_enabled() and _of_model(self)
 
     def rows(self) -> Tensor:
         """``value`` as the matrix [.., N, K] that is rounded."""
@@ -190,8 +194,8 @@ class TrainedTensor(Tensor):
         made = handled(ATEN, func, args, kwargs or {})
         if made is not NotImplemented:
             return made
-        if torch.is_grad_enabled() and any(
-            isinstance(arg, TrainedTensor) and arg.recorded for arg in tree_leaves((args, kwargs))
+        if (torch.is_grad_enabled() or _is_foreign_product(func)) and any(
+            isinstance(arg, TrainedTensor) and _of_model(arg) for arg in tree_leaves((args, kwargs))
         ):
             raise outside_of_products(func)
         result = func(*tree_map(value_of, args), **tree_map(value_of, kwargs or {}))
@@ -231,6 +235,20 @@ class _Floats(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
+
+
+def _of_model(w: TrainedTensor) -> bool:
+    """Whether it is the weight itself, rather than data taken from it."""
+    return w.requires_grad or isinstance(w, torch.nn.Parameter)
+
+
+def _is_foreign_product(func: Any) -> bool:
+    """Whether it is an op of another library that a model may be made of: it has a gradient and writes nothing. Its
+    kernel is called without recording gradients even where the model is trained."""
+    autograd = torch._C.DispatchKey.Autograd
+    return (
+        func.namespace not in OWN and not func._schema.is_mutable and bool(func.has_kernel_for_dispatch_key(autograd))
+    )
 
 
 def outside_of_products(func: Any) -> ArgumentError:
