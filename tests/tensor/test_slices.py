@@ -144,7 +144,6 @@ REFUSED: dict[str, tuple[str, tuple[int, ...], Cut, str]] = {
         lambda w: w[:, torch.tensor([1, 2])],
         "along its first dimension.*: take the float tensor",
     ),
-    "numbers-by-a-mask": ("int8", (64, 96), lambda w: w[torch.ones(64, 96) > 0], "or a mask along its first dimension"),
     "rows-of-experts-by-a-mask": ("int8", (3, 64, 96), lambda w: w[torch.ones(3, 64) > 0], "or a mask along its first"),
     "transposed-batch": (
         "int8",

@@ -17,7 +17,7 @@ from bitport.ops.matmul import addmm, baddbmm, bmm, einsum, grouped_mm, in_place
 from bitport.ops.product import linear, operand, run
 from bitport.ops.values import dense_rows, quantize_weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
-from bitport.tensor.aten import of_numbers, take_experts
+from bitport.tensor.aten import take_experts
 from bitport.tensor.borders import unit
 from bitport.tensor.exporting import recorded
 from bitport.tensor.forms import with_row_scales
@@ -64,7 +64,7 @@ def getitem(q: QTensor, index: Any) -> Tensor:
 
 def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Index rows of a table by a list or mask, or select experts of a stack."""
-    if q.dim() != 2 or q.transposed or len(indices) != 1 or of_numbers(indices):
+    if q.dim() != 2 or q.transposed or len(indices) != 1:
         return take_experts(func, q, indices)
     return embedding(func(torch.arange(q.matrix.n, device=q.qdata.device), indices), q)
 
