@@ -150,6 +150,20 @@ def check_dcp(mesh: DeviceMesh) -> None:
             torch.testing.assert_close(found(inputs()), y, rtol=0, atol=1e-5)
 
 
+def check_dcp_in_the_background(mesh: DeviceMesh) -> None:
+    """What changes after the call is not written."""
+    for way in WAYS:
+        model = way(quantized(), mesh)
+        model(inputs())
+        writing = dcp.async_save({"model": ModelState(model)}, checkpoint_id=f"dcp-async-{way.__name__}")
+        with torch.no_grad():
+            model.norm.weight.add_(1)
+        writing.result()
+        found = quantized(3)
+        dcp.load({"model": ModelState(found)}, checkpoint_id=f"dcp-async-{way.__name__}")
+        assert same(full(found), quantized().state_dict())
+
+
 def check_dcp_holds_tensors_only(mesh: DeviceMesh) -> None:
     """Each part under its own name, sharded like the weight, and no bitport object that a reader would have to
     trust."""
