@@ -412,6 +412,9 @@ def test_vmap(make: Make) -> None:
             lambda q: F.linear(q, torch.randn(64, 96)), "as its weight only", id="linear-of-a-quantized-input"
         ),
         pytest.param(
+            lambda q: F.conv1d(q, torch.randn(8, 64, 3)), "as its weight only", id="convolution-of-a-quantized-input"
+        ),
+        pytest.param(
             lambda q: torch.mm(torch.randn(2, 3, 96), q.t()), r"mm takes two 2-D tensors, not \[2, 3, 96\]", id="mm-3d"
         ),
         pytest.param(

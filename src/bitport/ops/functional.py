@@ -97,6 +97,8 @@ def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``fn`` with the quantized weight dequantized to the input's dtype."""
 
     def conv(input: Tensor, weight: QTensor, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(input, QTensor) or not isinstance(weight, QTensor):
+            raise ArgumentError("a convolution takes a quantized tensor as its weight only; dequantize() the rest")
         return fn(input, weight.dequantize(input.dtype), *args, **kwargs)
 
     return conv
