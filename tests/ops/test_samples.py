@@ -17,7 +17,8 @@ from bitport.ops.convert import format_json
 from bitport.ops.table import bits
 from bitport.schemes import PRESETS, preset
 
-CPU = torch.device("cpu")
+from .made import CPU, samples
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = [
     pytest.param(op, dtype, id=f"{op.name}-{str(dtype)[6:]}")
@@ -36,7 +37,7 @@ def shortfall(sample: Sample, result: Any) -> float:
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_within_budget(op: Op, dtype: torch.dtype) -> None:
     missed = {}
-    for sample in op.samples(CPU, dtype):
+    for sample in samples(op.name, dtype):
         if not (gap := shortfall(sample, op.overload(*sample.args))) <= 0:
             missed[sample.name] = gap
     assert missed == {}
@@ -45,7 +46,7 @@ def test_within_budget(op: Op, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_the_generic_overload_is_the_generic_kernel(op: Op, dtype: torch.dtype) -> None:
     generic = getattr(torch.ops.bitport, op.name).generic
-    for sample in itertools.islice(op.samples(CPU, dtype), 0, None, 7):
+    for sample in samples(op.name, dtype)[::7]:
         results = (generic(*sample.args), op.generic(*sample.args))
         for got, wanted in zip(*(r if isinstance(r, list) else [r] for r in results), strict=True):
             assert torch.equal(bits(got), bits(wanted))
@@ -66,7 +67,7 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_a_call_that_names_no_overload_is_one_of_the_op(op: Op) -> None:
     """Not of an overload with the same arguments, without its gradient and its fake kernel."""
-    sample = next(iter(op.samples(CPU, torch.bfloat16)))
+    sample = samples(op.name, torch.bfloat16)[0]
     with Calls() as calls:
         getattr(torch.ops.bitport, op.name)(*sample.args)
     assert calls.of[0] == op.overload
@@ -75,7 +76,7 @@ def test_a_call_that_names_no_overload_is_one_of_the_op(op: Op) -> None:
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_the_fake_kernel_tells_the_truth(op: Op, dtype: torch.dtype) -> None:
     """Shape, dtype and contiguity on meta tensors equal those of the real result."""
-    for sample in op.samples(CPU, dtype):
+    for sample in samples(op.name, dtype):
         real = op.overload(*sample.args)
         fake = op.overload(*(arg.to("meta") if isinstance(arg, Tensor) else arg for arg in sample.args))
         for got, wanted in zip(*(r if isinstance(r, list) else [r] for r in (fake, real)), strict=True):
@@ -99,7 +100,7 @@ def test_quantizing_shapes_computes_nothing(scheme: str) -> None:
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_an_op_computes_in_its_own_dtypes_under_autocast(op: Op) -> None:
     """Autocast has cast the input before the op: products within a kernel must not round their factors again."""
-    for sample in itertools.islice(op.samples(CPU, torch.float32), 12):
+    for sample in samples(op.name, torch.float32)[:12]:
         wanted = op.overload(*sample.args)
         with torch.autocast("cpu", torch.bfloat16):
             for kernel in (None, "generic"):
@@ -112,7 +113,7 @@ def test_an_op_computes_in_its_own_dtypes_under_autocast(op: Op) -> None:
 
 
 def test_the_samples_hold_every_kind_of_input() -> None:
-    seen = {sample.name.rsplit("-", 1)[-1]: sample.args[0] for sample in OPS["linear"].samples(CPU, torch.float32)}
+    seen = {sample.name.rsplit("-", 1)[-1]: sample.args[0] for sample in samples("linear", torch.float32)}
     every = dict(seen)
     assert every["other"].stride(-1) == 2  # "every-other"
     assert {name: every[name].dim() for name in ("vector", "row", "batch")} == {"vector": 1, "row": 2, "batch": 4}
@@ -122,7 +123,7 @@ def test_the_samples_hold_every_kind_of_input() -> None:
 
 
 def test_the_samples_hold_every_granularity_and_zero() -> None:
-    weights = [sample.args[1:11] for sample in OPS["linear"].samples(CPU, torch.float32)]
+    weights = [sample.args[1:11] for sample in samples("linear", torch.float32)]
     zeros = {None if zero is None else zero.is_floating_point() for _, _, zero, *_ in weights}
     assert zeros == {None, True, False}
     blocks = {(w[7] == w[5], w[7] == 1, w[8] == w[6]) for w in weights}
@@ -133,7 +134,7 @@ def test_the_samples_hold_every_granularity_and_zero() -> None:
 @pytest.mark.parametrize("op", ["linear", "dyn_linear"])
 def test_a_budget_is_not_slack(op: str) -> None:
     """One changed byte of codes is noticed."""
-    for sample in OPS[op].samples(CPU, torch.float32):
+    for sample in samples(op, torch.float32):
         if not sample.name.endswith("-rows"):
             continue
         x, data, *rest = sample.args

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -15,14 +14,15 @@ from bitport.ops import OPS, Op, Sample
 from bitport.schemes import preset
 from bitport.tensor import quantize_tensor
 
-CPU = torch.device("cpu")
+from .made import samples
+
 PICKED = ("rows", "batch", "matrix", "uneven", "rest")
 
 
 def picked(op: Op, count: int) -> list[Sample]:
     """A few non-empty samples that differ in scheme and kind of input."""
     dtype = torch.bfloat16
-    full = [s for s in op.samples(CPU, dtype) if s.args[0].numel()]
+    full = [s for s in samples(op.name, dtype) if s.args[0].numel()]
     chosen = [s for s in full if s.name.split("-")[-1] in PICKED] or full
     return chosen[:: max(1, len(chosen) // count)][:count]
 
@@ -126,7 +126,7 @@ def test_the_traced_form_of_a_grouped_product_equals_the_generic_one(name: str) 
     """The generic kernel reads the data, its decomposition must not."""
     op = OPS[name]
     assert op.decomposition is not None
-    for sample in itertools.islice(op.samples(CPU, torch.float32), 9):
+    for sample in samples(op.name, torch.float32)[:9]:
         torch.testing.assert_close(op.decomposition(*sample.args), op.generic(*sample.args), rtol=1e-5, atol=1e-5)
 
 
