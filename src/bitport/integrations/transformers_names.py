@@ -116,12 +116,12 @@ def _of_one(name: str, converter: Any, found: dict[str, list[Entry]], among: lis
     """Some of the outputs of one tensor, or its transpose; None if ``converter`` does something else."""
     if [len(entries) for entries in found.values()] != [1]:
         return None
-    ((entry,),), rank = found.values(), len(next(iter(found.values()))[0].shape)
+    ((entry,),) = found.values()
     kinds = [type(operation).__name__ for operation in converter.operations]
     if {*kinds} <= {*MOVES} and built.own.keys() >= {*among} and not entry.transposed and 0 not in entry.shape:
         return _moved(name, converter, entry, among, built)
     if kinds == [FLIP]:
-        said = vars(converter.operations[0])
+        said, rank = vars(converter.operations[0]), len(entry.shape)
         if sorted((said["dim0"], said["dim1"])) == [rank - 2, rank - 1]:
             return arranged(name, [[entry]], flipped=not (said.get("check_dims") and _is(built.own.get(name), entry)))
     return None

@@ -181,8 +181,8 @@ def _change(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) 
     norm = its.norms_less_one and leaf.endswith("norm") and leaf not in PLAIN_NORMS and kind == "weight"
     rows, columns = orders(leaf, config)
     sizes = (config["qk_nope_head_dim"], config["v_head_dim"]) if leaf in latent.PARTS else None
-    order = heads if its.interleaved else 0
-    return Change(order, norm, ONES.get(leaf), rows, columns, leaf == DECAY, leaf in WIDE, sizes)
+    paired = heads if its.interleaved else 0
+    return Change(paired, norm, ONES.get(leaf), rows, columns, leaf == DECAY, leaf in WIDE, sizes)
 
 
 def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: int | None) -> bool:
