@@ -20,7 +20,7 @@ from bitport.checkpoint import Writer, concurrent_writers, read_manifest
 from bitport.checkpoint import output as steps
 from bitport.checkpoint import writer as module
 from bitport.checkpoint.manifest import INDEX
-from tests.scripts import printed
+from tests.scripts import ended
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="locks are POSIX's")
 
@@ -125,6 +125,7 @@ forked(3, run)
 
 def test_many_at_once(tmp_path: Path) -> None:
     """Processes that save repeatedly; none fails."""
-    printed(SAVING, tmp_path)
+    done = ended(SAVING, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
     assert loaded(tmp_path) in (0.0, 1.0, 2.0)
     assert shards(tmp_path) == set(read_manifest(tmp_path).shards)

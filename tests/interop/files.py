@@ -46,8 +46,8 @@ def only(reader: Reader, tensors: dict[str, Tensor]) -> QTensor:
 
 
 def assert_numbers(q: QTensor, value: np.ndarray) -> None:
-    """``q`` must hold the numbers of ``value``, usually in float64, rounded once to float32 where that is needed."""
-    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value.astype(np.float32), strict=True)
+    """``q`` must hold exactly the numbers of ``value``, which may have more digits than float32."""
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value.astype(np.float64), strict=True)
 
 
 def write(writer: Writer, q: QTensor, name: str = "m.weight") -> dict[str, Tensor]:
