@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,8 +43,9 @@ class GroupedProduct(torch.autograd.Function):
             grad_x = _grad_of_input(g, weight, offs) if wants_x else None
             grad_w = _grad_of_weight(g, x, act_scale, offs, kept) if wants_w else None
         else:
-            grad_x = _rounded_grad_of_input(g, x, kept.rows(floats), weight, offs, kept) if wants_x else None
-            grad_w = _rounded_grad_of_weight(g, x, act_scale, weight, offs, kept) if wants_w else None
+            each = _rows_of_each(offs)
+            grad_x = _rounded_grad_of_input(g, x, kept.rows(floats), weight, each, kept) if wants_x else None
+            grad_w = _rounded_grad_of_weight(g, x, act_scale, weight, each, kept) if wants_w else None
         return *before_pre_scale(grad_x, grad_w, pre_scale, perm, kept), None
 
 
@@ -74,30 +75,29 @@ def _product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
 
 
 def _rounded_grad_of_input(
-    g: Tensor, x: Tensor, rows: Tensor | None, weight: Weight, offs: Tensor, kept: Kept
+    g: Tensor, x: Tensor, rows: Tensor | None, weight: Weight, each: Mapping[int, slice], kept: Kept
 ) -> Tensor:
     grad, plain = torch.zeros_like(x), weight.plain()
-    for expert, at in _rows_of_each(offs):
+    for expert, at in each.items():
         own = Weight._make((*(None if part is None else part[expert] for part in plain), *weight.matrix, "plain"))
         grad[at] = grad_of_input(g[at], None if rows is None else rows[expert], own, kept)
     return grad
 
 
 def _rounded_grad_of_weight(
-    g: Tensor, x: Tensor, act_scale: Tensor | None, weight: Weight, offs: Tensor, kept: Kept
+    g: Tensor, x: Tensor, act_scale: Tensor | None, weight: Weight, each: Mapping[int, slice], kept: Kept
 ) -> Tensor:
     shape = (weight.k, weight.n) if kept.rounding.transposed else (weight.n, weight.k)
     grad = torch.zeros(*weight.batch, *shape, dtype=kept.dtype, device=x.device)
-    for expert, at in _rows_of_each(offs):
+    for expert, at in each.items():
         grad[expert] = grad_of_weight(g[at], x[at], act_scale, kept)
     return grad
 
 
-def _rows_of_each(offs: Tensor) -> Iterator[tuple[int, slice]]:
-    """The rows of each expert that has any."""
-    for expert, (start, end) in enumerate(itertools.pairwise((0, *offs.tolist()))):
-        if start < end:
-            yield expert, slice(start, end)
+def _rows_of_each(offs: Tensor) -> dict[int, slice]:
+    """Expert -> its rows, if it has any. Waits for the device."""
+    spans = enumerate(itertools.pairwise((0, *offs.tolist())))
+    return {expert: slice(start, end) for expert, (start, end) in spans if start < end}
 
 
 def grouped_mm(
