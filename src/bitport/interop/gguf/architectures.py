@@ -350,23 +350,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         declared={},
         fixed={"expert_gating_func": 1},
     ),
-    "deepseek3": Architecture(
-        "DeepseekV3ForCausalLM",
-        "deepseek_v3",
-        {
-            **{**LATENT, **BEFORE_MLP, **MLP, **ROUTED, **ALWAYS_SHARED},
-            "exp_probs_b": "mlp.gate.e_score_correction_bias",
-        },
-        latent.deepseek3,
-        stacked={**EXPERTS, **KEYS_AND_VALUES},
-        latent=True,
-        more=SPARSE | RANKS,
-        of_layers={**OF_QUERIES, "dense": tuple(MLP), "sparse": (*ROUTED, "exp_probs_b", *ALWAYS_SHARED, *STACKS)},
-        unscaled=(*LATENT, *UNSCALED),
-        declared={},
-        file="deepseek2",
-        fixed=SIGMOID,
-    ),
     "lfm2": Architecture(
         "Lfm2ForCausalLM",
         "lfm2",
@@ -425,6 +408,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         declared={},
     ),
 }
+DEEPSEEK2 = ARCHITECTURES["deepseek2"]
+ARCHITECTURES["deepseek3"] = dataclasses.replace(
+    DEEPSEEK2,
+    classname="DeepseekV3ForCausalLM",
+    model_type="deepseek_v3",
+    names={**DEEPSEEK2.names, "exp_probs_b": "mlp.gate.e_score_correction_bias"},
+    special=latent.deepseek3,
+    of_layers={**DEEPSEEK2.of_layers, "sparse": (*DEEPSEEK2.of_layers["sparse"], "exp_probs_b")},
+    file="deepseek2",
+    fixed=SIGMOID,
+)
 ARCHITECTURES["glm4moelite"] = dataclasses.replace(
     ARCHITECTURES["deepseek3"], classname="Glm4MoeLiteForCausalLM", model_type="glm4_moe_lite"
 )

@@ -24,7 +24,7 @@ from bitport.interop.diffusers_model import Component, unused_notes
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, BlockType, decoded
 from bitport.interop.gguf.header import GgufTensor, Header
-from bitport.interop.gguf.source import check_types, type_notes
+from bitport.interop.gguf.source import check_types, numbers_of, type_notes
 from bitport.interop.gguf.split_files import read_model
 from bitport.interop.tracing import Run, TracedTensor, in_rows
 from bitport.schemes.experts import expert_blocks
@@ -99,7 +99,7 @@ class Diffusion:
         _, shape, cuts, block, whole = piece
         with within(f"{self.path}: {cuts[0].stored.name}"):
             if block is None or not whole:
-                return torch.cat([_floats(cut, block).to(self.dtype) for cut in cuts]).reshape(shape)
+                return torch.cat([_floats(cut).to(self.dtype) for cut in cuts]).reshape(shape)
             raw = torch.cat([cut.stored.read() for cut in cuts]).reshape(shape[0], -1)
             return from_parts(decoded(block, raw), block.scheme, shape=shape, dtype=self.dtype)
 
@@ -156,13 +156,8 @@ def _cut(stored: GgufTensor, run: Run, elements: int) -> Cut:
     return Cut(part, run.first - first * elements, run.end - run.first)
 
 
-def _floats(cut: Cut, block: BlockType | None) -> Tensor:
-    value = cut.stored.read()
-    if block is not None:
-        value = from_parts(
-            decoded(block, value), block.scheme, shape=cut.stored.shape, dtype=torch.float32
-        ).dequantize()
-    return value.flatten()[cut.skip : cut.skip + cut.size]
+def _floats(cut: Cut) -> Tensor:
+    return numbers_of(cut.stored).flatten()[cut.skip : cut.skip + cut.size]
 
 
 def _fits(cut: Cut, dtype: torch.dtype) -> bool:

@@ -278,12 +278,12 @@ def _alike(scales: list[Tensor]) -> bool:
 
 def _floats(piece: Piece) -> Tensor:
     if piece.change.latent:
-        return latent.joined(*map(_whole, piece.stored))
+        return latent.joined(*map(numbers_of, piece.stored))
     rows = _rows(piece)
     return floats_of_model(rows.mT.contiguous() if piece.transposed else rows, piece.change)
 
 
-def _whole(stored: GgufTensor) -> Tensor:
+def numbers_of(stored: GgufTensor) -> Tensor:
     """All numbers of a tensor, in float32 if it is quantized."""
     block = BLOCKS.get(stored.type)
     if block is None:

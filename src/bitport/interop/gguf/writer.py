@@ -145,12 +145,11 @@ class Writer:
             raise CheckpointError(f"{name} is {list(tensor.shape)}, and must have {sum(sizes)} rows for each head")
         if isinstance(tensor, QTensor):
             tensor = tensor.dequantize()
-            told = (
+            self._tell(
                 f"kv_b_proj is written as floats, rounded to {tensor.dtype}, since half of the matrix lies transposed "
                 "in the file, where scales would be of other numbers"
             )
-            self.notes += [told] if told not in self.notes else []
-        self._check_floats(name, tensor)
+        _check_floats(name, tensor)
         for each, part in zip(place.names, latent.parted(tensor, sizes), strict=True):
             out.add(each, FLOAT_NAMES[tensor.dtype], tuple(part.shape), part.contiguous().view(torch.uint8))
 
@@ -166,7 +165,7 @@ class Writer:
                 raise ArgumentError(f"{name} ({tensor.scheme}) cannot be written as GGUF. {error}") from error
             self._tell_of_size(tensor.scheme, kind)
             return kind, rows
-        self._check_floats(name, tensor)
+        _check_floats(name, tensor)
         if place.single:
             self._tell_of_norms(tensor.float(), place)
             tensor = tensor.float()
@@ -175,9 +174,10 @@ class Writer:
         rows = tensor.unsqueeze(-1).contiguous() if vectors else tensor.contiguous()
         return FLOAT_NAMES[tensor.dtype], rows.view(torch.uint8)
 
-    def _check_floats(self, name: str, tensor: Tensor) -> None:
-        if tensor.dtype not in FLOAT_NAMES:
-            raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
+    def _tell(self, note: str) -> None:
+        """Once, although it holds for many tensors."""
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _tell_of_size(self, scheme: Scheme, kind: str) -> None:
         bits = scheme.weight.number.bits
@@ -189,10 +189,14 @@ class Writer:
                 f"{scheme} takes {kind}, as GGUF's whole numbers have no zero points: "
                 f"a model quantized as int{bits}-g32-sym takes {smaller}, which is smaller"
             )
-        if its > bits and told not in self.notes:
-            self.notes.append(told)
+        if its > bits:
+            self._tell(told)
 
     def _tell_of_norms(self, norm: Tensor, place: TensorPlace) -> None:
-        told = "weights of norms, plus 1, are rounded to float32, as the model does when it computes"
-        if place.change.less_one and bool((norm.double() + 1 != (norm + 1).double()).any()) and told not in self.notes:
-            self.notes.append(told)
+        if place.change.less_one and bool((norm.double() + 1 != (norm + 1).double()).any()):
+            self._tell("weights of norms, plus 1, are rounded to float32, as the model does when it computes")
+
+
+def _check_floats(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in FLOAT_NAMES:
+        raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
