@@ -113,7 +113,7 @@ AMX void fused(const Job& job, int64_t tile, void* panels, float* sum) {
 }  // namespace
 
 const Engine amx_engine = {
-    true, kDepth, kUsual, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish, multiply, multiply_ahead, fuses,
+    true, kDepth, 0, kUsual, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish, multiply, multiply_ahead, fuses,
     fused, avx512_store, avx512_stream, begin, end};
 
 }  // namespace bitport

@@ -7,6 +7,13 @@
 namespace bitport {
 namespace {
 
+constexpr int64_t kDepth = 256;
+
+// The factors behind a whole panel.
+float* scales_of(const Panel& panel) { return reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + kDepth * 32); }
+
+void decode(const BitportTiles& w, const Panel& panel) { avx512_decode_blocks(w, panel, scales_of(panel)); }
+
 // sum += part * scale of 128 columns of the weight * scale of 128 columns of a row
 struct Piece {
   static constexpr int64_t kAtOnce = 2;
@@ -33,7 +40,7 @@ AMX_INLINE void multiply_block(const Job& job, const Panel& panel, int64_t row, 
                                Stages<Piece, Work>& stages) {
   const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
   const uint16_t* weights = static_cast<const uint16_t*>(panel.data);
-  const float* of_weight = reinterpret_cast<const float*>(weights + kBlocksPanel);
+  const float* of_weight = scales_of(panel);
   const float* of_x = job.scales + panel.k / kScaled * job.m + row;
   for (int64_t k = 0; k < panel.count; k += kScaled, of_x += job.m, of_weight += 32)
     stages.template multiply<Floats, Two>(
@@ -61,7 +68,7 @@ template <class Format, class By>
 AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
   using All = Quarters<Format, By, beside_products(Format::kBits)>;
   Ahead<All> ahead(All(*job.weight, next), (rows + 31) / 32 * (panel.count / 32));
-  avx512_scales_of_blocks(*job.weight, next);
+  avx512_scales_of_blocks(*job.weight, next, scales_of(next));
   multiply_panel(job, panel, row, rows, sum, ahead);
 }
 
@@ -79,8 +86,8 @@ void end() { amx_engine.end(); }
 }  // namespace
 
 const Engine amx_blocks_engine = {
-    true, kBlocksDepth, kUsualOfBytes, avx512_widen, avx512_decode_blocks, nullptr, nullptr, multiply, multiply_ahead, nullptr, nullptr,
-    avx512_store, avx512_stream, begin, end};
+    true, kDepth, 0, kUsualOfBytes, avx512_widen, decode, nullptr, nullptr, multiply, multiply_ahead, nullptr, nullptr, avx512_store,
+    avx512_stream, begin, end};
 
 }  // namespace bitport
 #endif

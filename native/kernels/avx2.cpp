@@ -215,7 +215,7 @@ AVX2 void store(const float* sum, int64_t count, const float* bias, void* y, int
 
 }  // namespace
 
-const Engine avx2_engine = {false, 256, kUsual, widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused,
+const Engine avx2_engine = {false, 256, 0, kUsual, widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused,
                             store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport

@@ -190,7 +190,7 @@ AVX512 void avx512_stream(const float* sum, const float* bias, void* y, int32_t 
 }
 
 const Engine avx512_engine = {
-    false, 256, kUsual, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused, avx512_store, nullptr, nullptr, nullptr};
+    false, 256, 0, kUsual, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused, avx512_store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

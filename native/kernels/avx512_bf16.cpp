@@ -141,13 +141,12 @@ void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
   with_fetch([&](auto how) { BITPORT_WITH_CODES(*job.weight, (fused_as<Format, how>(job, tile, sum))) });
 }
 
-void avx512_decode_blocks(const BitportTiles& w, const Panel& panel) {
+void avx512_decode_blocks(const BitportTiles& w, const Panel& panel, float* factors) {
   (scales_act_on_blocks(w) ? avx512_look_up_bf16 : avx512_decode_bf16)(w, panel);
-  avx512_scales_of_blocks(w, panel);
+  avx512_scales_of_blocks(w, panel, factors);
 }
 
-AVX512 void avx512_scales_of_blocks(const BitportTiles& w, const Panel& panel) {
-  float* scale = reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + kBlocksPanel);
+AVX512 void avx512_scales_of_blocks(const BitportTiles& w, const Panel& panel, float* scale) {
   const bool apart = scales_act_on_blocks(w);
   for (int64_t i = 0; i < panel.count; i += kScaled)
     for (int64_t half = 0; half < 2; ++half, scale += 16) {

@@ -7,9 +7,9 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kDepth = 256;
+constexpr int64_t kDepth = 3072;
 constexpr int64_t kAtOnce = 12;     // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
-constexpr int64_t kFusedRows = 64;
+constexpr int64_t kFusedRows = 64, kLongest = 512;   // rows and groups that are fused
 
 // Rows up to which looking up codes again for every 8 of them beats a panel.
 int64_t few_rows(const BitportTiles& w) { return w.bits == 4 && w.group >= 32 ? 24 : 8; }
@@ -23,8 +23,7 @@ struct Few {
   const Affine* scales;      // of the group, for two times 16 rows of the weight
   const float* of_x;         // the sum of x over the group, or null, or its scale; rows are `groups` apart
   int64_t groups;
-  const uint8_t* next = nullptr;   // codes after the stretch, to prefetch; or null
-  int64_t step_bytes = 0;          // bytes of codes per step
+  const uint16_t* next = nullptr;   // x of the rows after these, to prefetch; or null
 };
 
 // R rows of x, H times 16 rows of the weight.
@@ -43,10 +42,13 @@ AVX512_BF16_INLINE void multiply_pair(const uint16_t* x, const uint16_t* panel, 
 
 template <int R, int H>
 AVX512_BF16_INLINE void multiply(const Few& few, __m512 (&sum)[R][H]) {
-  const uint16_t *x = few.x, *panel = few.panel;
-  const uint8_t* next = few.next;
+  const uint16_t *x = few.x, *panel = few.panel, *next = few.next;
   for (int64_t step = 0; step < few.columns / 32; ++step, x += few.stride, panel += 1024) {
-    if (next) next = fetch_next(next, few.step_bytes);
+    if (next) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * 32, 0, kToL1);
+      next += few.stride;
+    }
 #pragma GCC unroll 4
     for (int pair = 0; pair < 16; ++pair) multiply_pair<R, H>(x + pair * 2, panel + pair * 32, sum);
   }
@@ -104,32 +106,31 @@ constexpr Function kAddGroup[kAtOnce] = {add_group<1>, add_group<2>, add_group<3
 constexpr Function kAddBlock[kAtOnce] = {add_block<1>, add_block<2>, add_block<3>, add_block<4>,  add_block<5>,  add_block<6>,
                                          add_block<7>, add_block<8>, add_block<9>, add_block<10>, add_block<11>, add_block<12>};
 
-void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  const int64_t columns = smaller(job.weight->k - panel.k, panel.count);
-  const uint16_t* values = static_cast<const uint16_t*>(panel.data);
-  const uint8_t* next = tile_at(*job.weight, panel.tile, (panel.k + panel.count) / 32);
-  const int64_t step = 128 * job.weight->bits;
-  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  const bool second = job.weight->n - panel.tile * 32 > 16;   // whether the tile has more than 16 rows
-  by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
-    const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, panel.k);
-    kAdd[second][count - 1]({x, job.block * 32, columns, values, sum + r * 32, nullptr, nullptr, 0, r ? nullptr : next, step});
-  });
+// The rows of x that pass by after those from `row` on.
+const uint16_t* after(const Job& job, int64_t row, int64_t k) {
+  return row + kAtOnce < job.m ? static_cast<const uint16_t*>(job.rows) + job.at(row + kAtOnce, k) : nullptr;
 }
 
-AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  const uint16_t* values = static_cast<const uint16_t*>(panel.data);
-  const float* scale = reinterpret_cast<const float*>(values + kBlocksPanel);
+void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  const int64_t end = smaller(job.weight->k, panel.k + panel.count), step = 128 * job.weight->bits;
-  for (int64_t k = panel.k; k < end; k += kScaled, values += kScaled * 32, scale += 32) {
+  const bool second = job.weight->n - panel.tile * 32 > 16;   // whether the tile has more than 16 rows
+  kAdd[second][rows - 1]({x, kAtOnce * 32, smaller(job.weight->k - panel.k, panel.count),
+                          static_cast<const uint16_t*>(panel.data), sum, nullptr, nullptr, 0, after(job, row, panel.k)});
+}
+
+float* scales_of(const Panel& panel) { return reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + panel.count * 32); }
+
+void decode_blocks(const BitportTiles& w, const Panel& panel) { avx512_decode_blocks(w, panel, scales_of(panel)); }
+
+AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  const uint16_t *x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k), *values = static_cast<const uint16_t*>(panel.data);
+  const float* scale = scales_of(panel);
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  for (int64_t k = 0, end = smaller(job.weight->k - panel.k, panel.count); k < end; k += kScaled, scale += 32) {
     const Affine scales[2] = {{_mm512_load_ps(scale), {}}, {_mm512_load_ps(scale + 16), {}}};
-    const uint8_t* next = tile_at(*job.weight, panel.tile, (k + panel.count) / 32);
-    by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
-      const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, k);
-      kAddBlock[count - 1]({x, job.block * 32, smaller(end - k, kScaled), values, sum + r * 32, scales,
-                            job.scales + k / kScaled * job.m + row + r, 1, r ? nullptr : next, step});
-    });
+    kAddBlock[rows - 1]({x + k * kAtOnce, kAtOnce * 32, smaller(end - k, kScaled), values + k * 32, sum, scales,
+                         job.scales + (panel.k + k) / kScaled * job.m + row, 1, after(job, row, panel.k + k)});
   }
 }
 
@@ -150,7 +151,7 @@ AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   }
 }
 
-bool fuses(const BitportTiles& w, int64_t m) { return m <= few_rows(w) || (m <= kFusedRows && has_long_groups(w, 2 * kDepth)); }
+bool fuses(const BitportTiles& w, int64_t m) { return m <= few_rows(w) || (m <= kFusedRows && has_long_groups(w, kLongest)); }
 
 bool fuses_blocks(const BitportTiles& w, int64_t m) {
   return m <= few_rows(w) && !w.zero && smaller(w.group, w.k) == smaller(kScaled, w.k);
@@ -161,11 +162,11 @@ void end() { _mm_sfence(); }   // fences non-temporal stores
 }  // namespace
 
 const Engine avx512_bf16_engine = {
-    true, kDepth, {384, size_t(1) << 19, 8, 4}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
+    true, kDepth, kAtOnce, {}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
     multiply_panel, nullptr, fuses, fused, avx512_store, avx512_stream, nullptr, end};
 
 const Engine avx512_bf16_blocks_engine = {
-    true, kBlocksDepth, {384, size_t(1) << 19, 8, 4}, avx512_widen, avx512_decode_blocks, nullptr, nullptr,
+    true, kDepth, kAtOnce, {}, avx512_widen, decode_blocks, nullptr, nullptr,
     multiply_blocks, nullptr, fuses_blocks, avx512_fused_bf16, avx512_store, avx512_stream, nullptr, end};
 
 }  // namespace bitport

@@ -26,7 +26,6 @@ constexpr int64_t kScaled = 128;   // columns of x that share a scale that is no
 static inline bool scales_act_on_blocks(const BitportTiles& w) {
   return !w.zero && (w.group % kScaled == 0 || w.group >= w.k);
 }
-constexpr int64_t kBehindPanel = 256;   // scratch bytes after a panel, for the engine
 
 // Rows of x in blocks: [m / block][K / 32][block][32], the last step padded with zeros. The last block may hold fewer
 // rows; the rest of it is undefined.
@@ -78,7 +77,7 @@ void multiply_few(const Job& job, const Panel& panel, int64_t row, int64_t rows,
   });
 }
 
-// Blocking of a product of many rows (sweep.h), as measured for an engine.
+// Blocking of a product of many rows by sweep.h, as measured for an engine.
 struct AtOnce {
   int64_t rows;      // rows of x in a part
   size_t x_bytes;    // a span of K of that part, kept in L2
@@ -90,6 +89,7 @@ constexpr AtOnce kUsual{128, size_t(1) << 20, 16, 4}, kUsualOfBytes{256, size_t(
 struct Engine {
   bool bf16;            // rows and panel are bfloat16, else float32
   int64_t depth;        // how much of K a panel holds
+  int64_t passing;      // rows of x in registers, for pass.h; 0: sweep.h, with
   AtOnce at_once;
   void (*widen)(const void* from, int32_t type, int64_t count, float* to);
   void (*decode)(const BitportTiles& weight, const Panel& panel);

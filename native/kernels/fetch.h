@@ -55,10 +55,4 @@ static inline void with_fetch(const Loop& loop) {
   else loop(std::integral_constant<Fetch, Fetch::at_once>());
 }
 
-// Prefetches codes that are unpacked later to L2; returns the first address after them.
-__attribute__((always_inline)) static inline const uint8_t* fetch_next(const uint8_t* codes, int64_t bytes) {
-  for (const uint8_t* end = codes + bytes; codes < end; codes += kLine) __builtin_prefetch(codes, 0, kToL2);
-  return codes;
-}
-
 }  // namespace bitport

@@ -2,6 +2,7 @@
 #include "activation.h"
 #include "int8.h"
 #include "number.h"
+#include "pass.h"
 #include "status.h"
 #include "sweep.h"
 
@@ -17,7 +18,7 @@ struct Int8Call : Product {
   const Activate activate;
   decltype(Engine::store) const store;
   const int32_t act;
-  const bool fused, stays_int, streams;
+  const bool fused, passes, stays_int, streams;
   Int8Job job, ones;         // ones: a single row of them
   float* sums;
   Rounding* roundings;       // per row
@@ -29,6 +30,7 @@ struct Int8Call : Product {
   Int8Call(const Product& product, const Int8Engine& chosen, int32_t act)
       : Product(product), engine(chosen), activate(activate_for(product.isa)),
         store(engine_for(product.isa, BITPORT_F32, product.m).store), act(act), fused(chosen.fuses(product.weight, product.m)),
+        passes(!fused && chosen.passing),
         stays_int(!fused && chosen.stays_int && chosen.stays_int(product.weight)),
         streams(!fused && chosen.streams && lines_past_caches(product)) {}
 
@@ -41,10 +43,15 @@ struct Int8Call : Product {
             threads, engine.multiply_ahead != nullptr, engine.at_once};
   }
 
+  Pass pass_plan() const {
+    return {m, tiles_of(weight), weight.k, engine.stretch, engine.passing, row_bytes(), size_t(engine.item) * 32, threads};
+  }
+
   // Divides the memory of the call; without memory, only returns the required size.
   size_t cut(char* memory, bool zeros) {
-    const int64_t block = smaller(m, 32), apart = fused ? 0 : plan().rows_apart();
-    const int64_t stretch = stays_int ? kInt32Columns : engine.stretch;
+    const int64_t block = passes ? engine.passing : smaller(m, 32), apart = fused || passes ? 0 : plan().rows_apart();
+    const int64_t rows = passes ? pass_plan().laid_out() : ceil_div(m - apart, block) * block;
+    const int64_t stretch = stays_int ? kInt32Columns : passes ? pass_plan().span() : engine.stretch;
     const int64_t pieces = pieces_of(weight, stretch);
     size_t used = 0;
     const auto take = [&](size_t bytes) {
@@ -52,7 +59,7 @@ struct Int8Call : Product {
       used += aligned(bytes);
       return at;
     };
-    int8_t* codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m - apart, block) * block) * row_bytes() + kTileBytes));
+    int8_t* codes = reinterpret_cast<int8_t*>(take(size_t(rows) * row_bytes() + kTileBytes));
     sums = reinterpret_cast<float*>(take(size_t(m * pieces) * 4));
     roundings = reinterpret_cast<Rounding*>(take(size_t(m) * sizeof(Rounding)));
     float* bias_at = reinterpret_cast<float*>(take(bias ? size_t(weight.n) * 4 : 0));
@@ -76,18 +83,18 @@ struct Int8Call : Product {
     return used;
   }
 
-  // Calls work on every row from `first` on, with several threads if there is enough to do.
+  // Calls work on every row, with several threads if there is enough to do.
   template <class Work>
-  void each_row(int64_t first, const Work& work) const {
+  void each_row(int64_t first, int64_t rows, const Work& work) const {
     constexpr int64_t kAlone = 1 << 16;   // numbers
-    share_ranges(m - first, (m - first) * weight.k > kAlone ? threads : 1, [&](int64_t row, int64_t end) {
+    share_ranges(rows, rows * weight.k > kAlone ? threads : 1, [&](int64_t row, int64_t end) {
       for (; row < end; ++row) work(first + row);
     });
   }
 
   // The rounding for all of x.
   Rounding measure() {
-    each_row(0, [&](int64_t row) {   // roundings temporarily hold the ranges
+    each_row(0, m, [&](int64_t row) {   // roundings temporarily hold the ranges
       engine.range(row_at(row), x_type, weight.k, &roundings[row].scale, &roundings[row].zero);
     });
     float low = 0, high = 0;   // a NaN is propagated
@@ -164,16 +171,23 @@ struct Int8Call : Product {
     stop();
   }
 
-  // The interface that sweep() calls.
+  // The interface that sweep() and pass() call.
   void start() const { if (engine.begin) engine.begin(weight); }
   void stop() const { if (engine.end) engine.end(); }
-  Int8Job laid_out(int64_t row, int64_t rows, char* memory) const {
-    if (!memory) return job;
+  Int8Job placed(int64_t row, char* memory) const {
     Int8Job own = job;
     own.rows = reinterpret_cast<int8_t*>(memory);
     own.first = row;
+    return own;
+  }
+  Int8Job laid_out(int64_t row, int64_t rows, char* memory) const {
+    if (!memory) return job;
+    const Int8Job own = placed(row, memory);
     for (const int64_t end = row + rows; row < end; ++row) round_row(own, row);
     return own;
+  }
+  void lay_out_all(const Int8Job& own, int64_t first, int64_t rows) const {
+    each_row(first, rows, [&](int64_t row) { round_row(own, row); });
   }
   void unpack(const Panel& panel) const { engine.unpack(weight, panel); }
   void multiply(const Int8Job& own, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
@@ -186,6 +200,8 @@ struct Int8Call : Product {
   }
 
   bool run() {
+    if (passes) return pass(pass_plan(), reinterpret_cast<char*>(job.rows), *this) && !failed;
+    lay_out_all(job, job.first, m - job.first);
     if (!fused) return sweep(plan(), *this) && !failed;
     share_ranges(tiles_of(weight), threads, [&](int64_t first, int64_t last) { run_fused(first, last); });
     return !failed;
@@ -201,7 +217,6 @@ int32_t linear_int8(const Product& product, int32_t act, const float* act_scale)
   if (!memory) return kNoMemory;
   call.cut(memory, zeros);
   if (act == BITPORT_INT8_TENSOR) call.all = act_scale ? Rounding{*act_scale, 0} : call.measure();
-  call.each_row(call.job.first, [&](int64_t row) { call.round_row(call.job, row); });
   if (zeros) call.multiply_ones();
   const bool enough = call.run();
   call_buffer.trim();

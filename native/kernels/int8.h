@@ -42,8 +42,9 @@ static inline const int8_t* codes_at(const Int8Job& job, int64_t row, int64_t k)
 static inline const float* sums_at(const Int8Job& job, int64_t row, int64_t piece) { return job.sums + piece * job.m + row; }
 
 struct Int8Engine {
-  int64_t stretch;    // columns whose unpacked codes are in L1 at once
+  int64_t stretch;    // columns of a panel
   int64_t item;       // bytes of a code in a panel
+  int64_t passing;    // rows of x in registers, for pass.h; 0: sweep.h, with
   AtOnce at_once;
   // The smallest and largest of the numbers and 0; NaN if a number is NaN.
   void (*range)(const void* x, int32_t type, int64_t count, float* low, float* high);

@@ -170,7 +170,7 @@ bool fuses(const BitportTiles&, int64_t m) { return m <= 8; }
 
 }  // namespace
 
-const Int8Engine amx_int8_engine = {512, 1, kUsualOfBytes, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
+const Int8Engine amx_int8_engine = {512, 1, 0, kUsualOfBytes, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
                                     multiply, multiply_ahead, stays_int, settle, avx512_int8_finish, true, begin, end};
 
 }  // namespace bitport

@@ -246,7 +246,7 @@ void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) 
   }
 }
 
-const Int8Engine avx2_int8_engine = {kInt8Stretch, 2, kUsualOfBytes, avx2_int8_range, avx2_int8_round, fuses,
+const Int8Engine avx2_int8_engine = {kInt8Stretch, 2, 0, kUsualOfBytes, avx2_int8_range, avx2_int8_round, fuses,
                                      avx2_int8_fused, unpack, multiply, nullptr, nullptr, nullptr, avx2_int8_finish,
                                      false, nullptr, nullptr};
 

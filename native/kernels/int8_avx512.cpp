@@ -104,13 +104,13 @@ void unpack(const BitportTiles& w, const Panel& panel) {
 }
 
 // R rows times a panel. Every loop over rows is unrolled: g++ keeps only arrays with constant indices in registers.
-// `next`, unless null: the codes after those of the panel, to prefetch.
 template <int R>
-AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, const uint8_t* next) {
+AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, float* sum) {
   const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
   const BitportTiles& w = *job.weight;
   const bool shifts = has_shift(w);
   const int8_t* x = codes_at(job, row, 0);
+  const int8_t* next = row + R < job.m ? codes_at(job, row + R, 0) : nullptr;   // the rows that pass by after these
   const int64_t scales = stretch.tile * groups_of(w) * 32, last = stretch.k + stretch.count;
   for (Pieces piece(w, job.stretch, stretch.k); piece.begin < last; piece.next()) {
     const float* sums = sums_at(job, row, piece.index);
@@ -118,9 +118,12 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = start_of(center(w), sums[r]);
     for (int64_t k = piece.begin; k < piece.end;) {
-      const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
+      const int64_t step = k / kInt8Step * job.block * kInt8Step;
+      const int8_t* from = x + step + k % kInt8Step;
       const int64_t end = smaller((k / kInt8Step + 1) * kInt8Step, piece.end);
-      if (next) next = fetch_next(next, (end - k) * 4 * w.bits);
+      if (next)
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) __builtin_prefetch(next + step + r * kInt8Step, 0, kToL1);
 #pragma GCC unroll 4
       for (; k < end; k += 4, from += 4, panel += 128) {
         const __m512i low = _mm512_load_si512(panel), high = _mm512_load_si512(panel + 64);
@@ -143,16 +146,13 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
 }
 
 constexpr int64_t kAtOnce = 12;   // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
-constexpr void (*kMultiply[kAtOnce])(const Int8Job&, const Panel&, int64_t, float*, const uint8_t*) = {
+constexpr void (*kMultiply[kAtOnce])(const Int8Job&, const Panel&, int64_t, float*) = {
     multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,  multiply_rows<5>,  multiply_rows<6>,
     multiply_rows<7>, multiply_rows<8>, multiply_rows<9>, multiply_rows<10>, multiply_rows<11>, multiply_rows<12>};
 
 void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  const uint8_t* next = tile_at(*job.weight, panel.tile, (panel.k + panel.count) / 32);
-  by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
-    kMultiply[count - 1](job, panel, row + r, sum + r * 32, r ? nullptr : next);
-  });
+  kMultiply[rows - 1](job, panel, row, sum);
 }
 
 bool fuses(const BitportTiles&, int64_t m) { return m <= 8; }
@@ -163,7 +163,7 @@ void avx512_int8_fused(const Int8Job& job, int64_t tile, void*, float* sum) {
   with_fetch([&](auto how) { BITPORT_WITH_BITS(job.weight->bits, (fused_as<Bits, how>(job, tile, sum))) });
 }
 
-const Int8Engine avx512_int8_engine = {512, 1, kUsualOfBytes, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
+const Int8Engine avx512_int8_engine = {6144, 1, kAtOnce, {}, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
                                        multiply, nullptr, nullptr, nullptr, avx512_int8_finish, false, nullptr, nullptr};
 
 }  // namespace bitport

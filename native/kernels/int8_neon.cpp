@@ -113,7 +113,7 @@ void neon_finish(float* sum, const float* ones, Rounding rounding, int64_t count
 
 void neon_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) { fused(job, tile, panel, sum); }
 
-const Int8Engine neon_int8_engine = {kInt8Stretch, 1, kUsualOfBytes, neon_range, neon_round, fuses, fused, unpack,
+const Int8Engine neon_int8_engine = {kInt8Stretch, 1, 0, kUsualOfBytes, neon_range, neon_round, fuses, fused, unpack,
                                      multiply, nullptr, nullptr, nullptr, neon_finish, false, nullptr, nullptr};
 
 }  // namespace bitport

@@ -61,7 +61,7 @@ void neon_matrix_int8_fused(const Int8Job& job, int64_t tile, void* panel, float
   (job.m == 1 ? neon_dot_int8_fused : fused)(job, tile, panel, sum);
 }
 
-const Int8Engine neon_matrix_int8_engine = {kInt8Stretch, 1, kUsualOfBytes, neon_range, neon_round, fuses,
+const Int8Engine neon_matrix_int8_engine = {kInt8Stretch, 1, 0, kUsualOfBytes, neon_range, neon_round, fuses,
                                             neon_matrix_int8_fused, unpack, multiply, nullptr, nullptr, nullptr,
                                             neon_finish, false, nullptr, nullptr};
 

@@ -68,7 +68,7 @@ void finish(float* sum, const float* ones, Rounding rounding, int64_t count, con
 
 }  // namespace
 
-const Int8Engine scalar_int8_engine = {kInt32Columns, 1, kUsualOfBytes, range, round, fuses, fused, nullptr, nullptr, nullptr, nullptr, nullptr,
+const Int8Engine scalar_int8_engine = {kInt32Columns, 1, 0, kUsualOfBytes, range, round, fuses, fused, nullptr, nullptr, nullptr, nullptr, nullptr,
                                        finish, false, nullptr, nullptr};
 
 }  // namespace bitport

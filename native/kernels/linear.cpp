@@ -3,6 +3,7 @@
 #include "activation.h"
 #include "engine.h"
 #include "number.h"
+#include "pass.h"
 #include "round.h"
 #include "status.h"
 #include "sweep.h"
@@ -36,7 +37,12 @@ struct Call : Product {
     return {m,      tiles_of(weight), steps_of(weight) * 32, engine.depth, row_bytes(), item(), panel_bytes(),
             threads, engine.multiply_ahead != nullptr, engine.at_once};
   }
-  size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)) + kBehindPanel; }
+  Pass pass_plan() const {
+    return {m, tiles_of(weight), steps_of(weight) * 32, engine.depth, engine.passing, row_bytes(), column_bytes(), threads};
+  }
+  // Of a panel. A byte more than the weights, since the factors of 128 columns, a float for each row, may follow them.
+  size_t column_bytes() const { return 32 * item() + 1; }
+  size_t panel_bytes() const { return aligned(size_t(engine.depth) * column_bytes()); }
 
   void lay_out(const Job& rows, int64_t row) const {
     const size_t item = this->item(), next = size_t(job.block) * 32 * item;
@@ -108,16 +114,27 @@ struct Call : Product {
     stop();
   }
 
-  // The interface that sweep() calls.
+  // The interface that sweep() and pass() call.
   void start() const { if (engine.begin) engine.begin(); }
   void stop() const { if (engine.end) engine.end(); }
-  Job laid_out(int64_t row, int64_t rows, char* memory) const {
-    if (!memory) return job;
+  Job placed(int64_t row, char* memory) const {
     Job own = job;
     own.rows = memory;
     own.first = row;
+    return own;
+  }
+  Job laid_out(int64_t row, int64_t rows, char* memory) const {
+    if (!memory) return job;
+    const Job own = placed(row, memory);
     for (const int64_t end = row + rows; row < end; ++row) lay_out(own, row);
     return own;
+  }
+  void lay_out_all(const Job& own, int64_t first, int64_t rows) const {
+    const bool much = rows * weight.k >= (rounded ? kFewNumbers : 4 * kFewNumbers);   // rounding takes longer than copying
+    const int64_t together = rounded ? 1 : 16;
+    share(ceil_div(rows, together), much ? threads : 1, [&](int64_t i) {
+      for (int64_t r = i * together, end = smaller(r + together, rows); r < end; ++r) lay_out(own, first + r);
+    });
   }
   void unpack(const Panel& panel) const { (late() ? engine.look_up : engine.decode)(weight, panel); }
   void multiply(const Job& own, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
@@ -130,6 +147,8 @@ struct Call : Product {
   }
 
   bool run(bool fused) {
+    if (!fused && engine.passing) return pass(pass_plan(), static_cast<char*>(job.rows), *this) && !failed;
+    lay_out_all(job, job.first, m - job.first);
     if (!fused) return sweep(plan(), *this) && !failed;
     share_ranges(tiles_of(weight), threads, [&](int64_t first, int64_t last) { run_fused(first, last); });
     return !failed;
@@ -160,9 +179,11 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const Rou
   const bool fused = engine.fuses && engine.fuses(w, m) && sums_stay_in_range(product.x, product.x_type, m * w.k);
   Call call(product, engine, rounded);
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
-  const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
-  const int64_t apart = fused ? 0 : call.plan().rows_apart();   // rows that each thread lays out in its own memory
-  const size_t row_bytes = aligned(size_t(ceil_div(m - apart, block)) * block * call.row_bytes());
+  const bool passes = engine.passing && !fused;
+  const int64_t block = passes ? engine.passing : m < 32 && !tiles_of_rows ? m : 32;
+  const int64_t apart = fused || passes ? 0 : call.plan().rows_apart();   // rows that each thread lays out in its own memory
+  const int64_t rows = passes ? call.pass_plan().laid_out() : ceil_div(m - apart, block) * block;
+  const size_t row_bytes = aligned(size_t(rows) * call.row_bytes());
   const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(m * pieces_of(w, call.summed())) * 4) : 0;
   char* memory = call_buffer.need(row_bytes + sum_bytes + (product.bias ? size_t(w.n) * 4 : 0));
   if (!memory) return kNoMemory;
@@ -172,11 +193,6 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const Rou
 
   call.streams = engine.stream && !fused && lines_past_caches(product);
   call.job = Job{&w, memory, call.sums_of_x, m, block, rounded && rounded->in_blocks ? rounded->factors : nullptr, apart};
-  const bool much = (m - apart) * w.k >= (rounded ? kFewNumbers : 4 * kFewNumbers);   // rounding takes longer than copying
-  const int64_t together = rounded ? 1 : 16;
-  share(ceil_div(m - apart, together), much ? product.threads : 1, [&](int64_t i) {
-    for (int64_t row = apart + i * together, end = row + together; row < m && row < end; ++row) call.lay_out(call.job, row);
-  });
   const bool enough = call.run(fused);
   call_buffer.trim();
   return enough ? kOk : kNoMemory;

@@ -148,7 +148,7 @@ void neon_store(const float* sum, int64_t count, const float* bias, void* y, int
   for (; j < count; ++j) store_number(bias ? sum[j] + bias[j] : sum[j], y, type, j);
 }
 
-const Engine neon_engine = {false, 128, kUsual, neon_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused,
+const Engine neon_engine = {false, 128, 0, kUsual, neon_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused,
                             neon_store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport

@@ -104,7 +104,6 @@ void finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum)
 // If x has a scale per 128 columns, it is applied to the sums over them, and so is the scale of the weight if it is
 // constant there: products with either would be rounded once more. The scales of the weight, or ones, follow the panel.
 float* scales_of(const Panel& panel) { return reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + kDepth * 32); }
-static_assert(kDepth / kScaled * 32 * sizeof(float) <= kBehindPanel, "");
 
 void decode_blocks(const BitportTiles& w, const Panel& panel) {
   float* scale = scales_of(panel);
@@ -135,9 +134,9 @@ void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int64_t ro
 
 }  // namespace
 
-const Engine neon_matrix_engine = {true, kDepth, kUsual, neon_widen, decode, look_up, finish, multiply, nullptr, nullptr,
+const Engine neon_matrix_engine = {true, kDepth, 0, kUsual, neon_widen, decode, look_up, finish, multiply, nullptr, nullptr,
                                    nullptr, neon_store, nullptr, nullptr, nullptr};
-const Engine neon_matrix_blocks_engine = {true, kDepth, kUsual, neon_widen, decode_blocks, nullptr, nullptr, multiply_blocks,
+const Engine neon_matrix_blocks_engine = {true, kDepth, 0, kUsual, neon_widen, decode_blocks, nullptr, nullptr, multiply_blocks,
                                           nullptr, nullptr, nullptr, neon_store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport

@@ -41,6 +41,6 @@ void store(const float* sum, int64_t count, const float* bias, void* y, int32_t 
 
 }  // namespace
 
-const Engine scalar_engine = {false, 256, kUsual, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, store, nullptr, nullptr, nullptr};
+const Engine scalar_engine = {false, 256, 0, kUsual, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport

@@ -1,0 +1,79 @@
+// The loop order of a product of many rows by an engine that keeps the sums of about a dozen of them in registers. A set of
+// tiles is unpacked, a long stretch of K of each, into panels that stay in L2. The rows of x pass by them, as many at a
+// time as have their sums in registers: these are read from L2 or beyond once for the tiles of the set, and a panel in the
+// order of its addresses, which the prefetcher follows. Compared with rows that stay in L2 while tiles pass by (sweep.h), a
+// tile is unpacked once for many more rows, and sums are in memory once per stretch, which is ten times as long.
+#pragma once
+#include <atomic>
+#include "buffer.h"
+#include "engine.h"
+#include "share.h"
+#include "tiles.h"
+
+namespace bitport {
+
+struct Pass {
+  int64_t m, tiles, columns, stretch, block;   // block: rows of x in registers
+  size_t row_bytes, column_bytes;              // bytes of a laid-out row of x, of a column of a panel
+  int32_t threads;
+
+  // The stretch, shortened so that all stretches of K have about the same length.
+  int64_t span() const { return ceil_div(ceil_div(columns, ceil_div(columns, stretch)), kScaled) * kScaled; }
+  // Rows that are laid out at once, by all threads: as many as a shared cache holds.
+  int64_t laid_out() const {
+    constexpr size_t kBytes = size_t(16) << 20;
+    const int64_t fit = int64_t(kBytes / row_bytes), most = fit < block ? block : fit;
+    return ceil_div(ceil_div(m, ceil_div(m, most)), block) * block;
+  }
+};
+
+// Work provides what sweep() calls, except laid_out(), and
+//   placed(row, memory)             x, with rows from `row` on to be laid out in memory
+//   lay_out_all(x, row, rows)       lays them out, with several threads if there is enough to do
+// Returns false if out of memory.
+template <class Work>
+bool pass(const Pass& p, char* laid_out, const Work& work) {
+  constexpr size_t kPanels = size_t(384) << 10;   // bytes of the panels of a set
+  constexpr int64_t kPieces = 4, kLeast = 128;    // of work per thread, if tiles are few; rows of one of them
+  const int64_t span = p.span(), most = p.laid_out();
+  const size_t panel_bytes = aligned(size_t(span) * p.column_bytes);
+  const int64_t fit = int64_t(kPanels / panel_bytes), least = ceil_div(p.tiles, fit ? fit : 1);
+  const int64_t sets = smaller(ceil_div(least, p.threads) * p.threads, p.tiles);
+  const bool waits = span < p.columns;
+  std::atomic<bool> failed{false};
+
+  for (int64_t begin = 0; begin < p.m; begin += most) {
+    const int64_t rows = smaller(most, p.m - begin);
+    const auto x = work.placed(begin, laid_out);
+    work.lay_out_all(x, begin, rows);
+    const int64_t cuts = p.threads > 1 ? smaller(ceil_div(rows, kLeast), ceil_div(kPieces * p.threads, sets)) : 1;
+    const int64_t part = ceil_div(ceil_div(rows, cuts), p.block) * p.block;
+
+    share(sets * ceil_div(rows, part), p.threads, [&](int64_t i) {
+      const int64_t first = p.tiles * (i % sets) / sets, tiles = p.tiles * (i % sets + 1) / sets - first;
+      const int64_t top = begin + i / sets * part, bottom = smaller(top + part, begin + rows);
+      const size_t sums = size_t(waits ? part : p.block) * 32;   // per tile
+      char* memory = own_buffer.need((panel_bytes + sums * 4) * size_t(tiles));
+      if (!memory) { failed = true; return; }
+      float* const sum = reinterpret_cast<float*>(memory + panel_bytes * size_t(tiles));
+      work.start();
+      for (int64_t k = 0; k < p.columns; k += span) {
+        const auto panel = [&](int64_t tile) {
+          return Panel{first + tile, k, smaller(span, p.columns - k), memory + size_t(tile) * panel_bytes};
+        };
+        for (int64_t tile = 0; tile < tiles; ++tile) work.unpack(panel(tile));
+        for (int64_t row = top; row < bottom; row += p.block) {
+          const int64_t few = smaller(p.block, bottom - row);
+          const auto sum_of = [&](int64_t tile) { return sum + tile * int64_t(sums) + (waits ? (row - top) * 32 : 0); };
+          for (int64_t tile = 0; tile < tiles; ++tile) work.multiply(x, panel(tile), row, few, sum_of(tile), nullptr);
+          if (k + span < p.columns) continue;
+          for (int64_t tile = 0; tile < tiles; ++tile) work.done(first + tile, row, few, sum_of(tile));
+        }
+      }
+      work.stop();
+    });
+  }
+  return !failed;
+}
+
+}  // namespace bitport
