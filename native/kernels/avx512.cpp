@@ -6,6 +6,9 @@
 namespace bitport {
 namespace {
 
+constexpr int64_t kDepth = 1536;
+constexpr int64_t kAtOnce = 12;   // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
+
 template <class Format, Fetch How>
 AVX512 void decode_as(const BitportTiles& w, const Panel& panel) {
   const auto [tile, k, count, data] = panel;
@@ -31,38 +34,45 @@ void decode(const BitportTiles& w, const Panel& panel) {
   with_fetch([&](auto how) { BITPORT_WITH_CODES(w, (decode_as<Format, how>(w, panel))) });
 }
 
+// R rows of x times a panel; while they are multiplied, as many after them are fetched, unless `next` is null. Every loop
+// over rows is unrolled: g++ keeps only arrays with constant indices in registers.
 template <int R>
-AVX512_INLINE void multiply_rows(const float* x, int64_t stride, int64_t steps, const float* panel, float* sum) {
+AVX512 void multiply_rows(const float* x, const float* next, int64_t steps, const float* panel, float* sum) {
   __m512 a[R][2];
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     for (int j = 0; j < 2; ++j) a[r][j] = _mm512_load_ps(sum + r * 32 + j * 16);
-  for (int64_t step = 0; step < steps; ++step, x += stride)
+  for (int64_t step = 0; step < steps; ++step, x += kAtOnce * 32) {
+    if (next) {
+#pragma GCC unroll 32
+      for (int line = 0; line < R * 2; ++line) __builtin_prefetch(next + line * 16, 0, kToL1);
+      next += kAtOnce * 32;
+    }
+#pragma GCC unroll 2
     for (int64_t i = 0; i < 32; ++i, panel += 32) {
       const __m512 b0 = _mm512_load_ps(panel), b1 = _mm512_load_ps(panel + 16);
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const __m512 value = _mm512_set1_ps(x[r * 32 + i]);
         a[r][0] = _mm512_fmadd_ps(value, b0, a[r][0]);
         a[r][1] = _mm512_fmadd_ps(value, b1, a[r][1]);
       }
     }
+  }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     for (int j = 0; j < 2; ++j) _mm512_store_ps(sum + r * 32 + j * 16, a[r][j]);
 }
 
-AVX512 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+constexpr void (*kByRows[kAtOnce])(const float*, const float*, int64_t, const float*, float*) = {
+    multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,  multiply_rows<5>,  multiply_rows<6>,
+    multiply_rows<7>, multiply_rows<8>, multiply_rows<9>, multiply_rows<10>, multiply_rows<11>, multiply_rows<12>};
+
+void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  const auto x_at = [&](int64_t r) { return static_cast<const float*>(job.rows) + job.at(r, panel.k); };
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  const int64_t stride = job.block * 32, steps = panel.count / 32;
-  const float* weights = static_cast<const float*>(panel.data);
-  for (int64_t r = 0; r < rows;) {
-    const int64_t line = (row + r) % job.block;
-    const float* x = static_cast<const float*>(job.rows) + job.at(row + r, panel.k);
-    const int64_t left = rows - r < job.block - line ? rows - r : job.block - line;
-    float* to = sum + r * 32;
-    if (left >= 8) { multiply_rows<8>(x, stride, steps, weights, to); r += 8; }
-    else if (left >= 4) { multiply_rows<4>(x, stride, steps, weights, to); r += 4; }
-    else if (left >= 2) { multiply_rows<2>(x, stride, steps, weights, to); r += 2; }
-    else { multiply_rows<1>(x, stride, steps, weights, to); r += 1; }
-  }
+  kByRows[rows - 1](x_at(row), row + kAtOnce < job.m ? x_at(row + kAtOnce) : nullptr, panel.count / 32,
+                    static_cast<const float*>(panel.data), sum);
 }
 
 constexpr int64_t kRows = 4;   // rows of x multiplied at once without a panel
@@ -190,7 +200,7 @@ AVX512 void avx512_stream(const float* sum, const float* bias, void* y, int32_t 
 }
 
 const Engine avx512_engine = {
-    false, 256, 0, kUsual, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused, avx512_store, nullptr, nullptr, nullptr};
+    false, kDepth, kAtOnce, {}, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused, avx512_store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport
 #endif
