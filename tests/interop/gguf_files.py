@@ -384,6 +384,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
             "ssm.time_step_rank": (values, whole),
             "ssm.inner_size": (values * config.linear_value_head_dim, whole),
             "full_attention_interval": (config.layer_types.index("full_attention") + 1, whole),
+            "attention.recurrent_layers": ([kind == "linear_attention" for kind in config.layer_types], array),
             "rope.dimension_sections": ([*rope["mrope_section"], 0], array),
         }
     if name == "gemma4":

@@ -104,6 +104,13 @@ class Settings:
             raise CheckpointError(f"{self.architecture}.{key} is {short(value)}, no number for each of {layers} layers")
         return value
 
+    def flags(self, key: str, layers: int) -> list[bool] | None:
+        """Whether something holds for each of ``layers``, if the file says it."""
+        value: list[bool] | None = self.get(key, (list,), None)
+        if value is not None and (len(value) != layers or not all(type(one) is bool for one in value)):
+            raise CheckpointError(f"{self.architecture}.{key} is {short(value)}, not true or false for {layers} layers")
+        return value
+
     def real(self, key: str, default: Any = ...) -> Any:
         value = self.get(key, (float,), default)
         if value is not default and not 1e-30 < value < 1e30:

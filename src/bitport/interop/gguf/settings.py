@@ -20,7 +20,7 @@ from bitport.interop.gguf.config import TOKENS, config_of
 from bitport.interop.gguf.header import shortest
 from bitport.interop.gguf.keys import EPSILONS, KEYS, MOST, REAL, Settings
 from bitport.interop.gguf.normal import HYBRID, normal, real
-from bitport.interop.gguf.special import EVERY, INNER, SECTIONS, llama3_factors
+from bitport.interop.gguf.special import EVERY, INNER, RECURRENT, SECTIONS, llama3_factors
 
 ALIKE = {"mistral": "llama", "kimi_k2": "deepseek3"}
 """Model types that compute the same as another one."""
@@ -171,6 +171,7 @@ def _hybrid(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         raise ArgumentError(f"config.json has the layer_types {short(types)} and the mrope_section {short(sections)}")
     yield INNER, wanted["linear_num_value_heads"] * wanted["linear_value_head_dim"]
     yield EVERY, types.index("full_attention") + 1 if "full_attention" in types else len(types) + 1
+    yield RECURRENT, [kind == "linear_attention" for kind in types]
     yield SECTIONS, [*sections, 0]
 
 

@@ -20,6 +20,8 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 LINEAR = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads")
 """The sizes of linear attention."""
 INNER, EVERY, SECTIONS = "ssm.inner_size", "full_attention_interval", "rope.dimension_sections"
+RECURRENT = "attention.recurrent_layers"
+"""Whether each layer has linear attention; older files have EVERY alone."""
 LARGEST = {"gemma2": 46, "gemma3": 62}
 """Number of layers of the 27B models, whose attention is scaled by hidden size / heads instead of the head size;
 llama.cpp identifies them by this number, too."""
@@ -173,6 +175,7 @@ def _convolving(settings: Settings, config: dict[str, Any]) -> None:
 def qwen35(settings: Settings, config: dict[str, Any]) -> None:
     """Positions have three parts (SECTIONS), which are the same in text. llama.cpp has one size for all heads of linear
     attention."""
+    blocks = config["num_hidden_layers"]
     config["num_hidden_layers"] -= predicting(settings)
     keys, values, width = (config[key] for key in ("linear_num_key_heads", "linear_num_value_heads", LINEAR[1]))
     inner = settings.whole(INNER)
@@ -184,6 +187,9 @@ def qwen35(settings: Settings, config: dict[str, Any]) -> None:
     config["linear_value_head_dim"] = width
     every = settings.whole(EVERY, PERIODS[str(settings.architecture)])
     config["layer_types"] = layer_types(config["num_hidden_layers"], every, "linear_attention")
+    if (recurrent := settings.flags(RECURRENT, blocks)) is not None:
+        kinds = ["linear_attention" if each else "full_attention" for each in recurrent]
+        config["layer_types"] = kinds[: config["num_hidden_layers"]]
     turned(settings, config)
     sections = settings.get(SECTIONS, (list,))
     if len(sections) != 4 or not all(type(each) is int and each >= 0 for each in sections) or sections[3]:
