@@ -43,6 +43,7 @@ NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3mo
     "mistral": "llama",
     "mixtral": "llama",
     "ministral3": "mistral3",
+    "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }
@@ -59,6 +60,7 @@ LINEAR = {
     "in_proj_z.weight": "attn_gate.weight",
     "in_proj_a.weight": "ssm_alpha.weight",
     "in_proj_b.weight": "ssm_beta.weight",
+    "in_proj_ba.weight": "ssm_ba.weight",
     "conv1d.weight": "ssm_conv1d.weight",
     "dt_bias": "ssm_dt.bias",
     "A_log": "ssm_a",
@@ -66,6 +68,8 @@ LINEAR = {
     "out_proj.weight": "ssm_out.weight",
 }
 """Tensors of linear attention in transformers -> in a file."""
+HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
+"""Architectures with linear attention."""
 LLAMAS = ("llama", "smollm3", "granite", "mistral3")
 """Architectures in which the rows of q and k are reordered."""
 NUMBERS = {
@@ -213,7 +217,7 @@ def write(
             value.copy_(torch.cat([made[0].mT, made[1]], 1).flatten(0, 1))
         elif ".linear_attn." in key:
             _linear(key, value, config, add)
-        elif (name.startswith("qwen35") or norms_less_one(config)) and key.endswith("norm.weight"):
+        elif (name in HYBRIDS or norms_less_one(config)) and key.endswith("norm.weight"):
             value.copy_(add(target, value + 1) - 1)
         else:
             one = 0 if squeezed and stem.endswith("shared_expert_gate") else 1 if stem.endswith("conv.conv") else None
@@ -253,18 +257,25 @@ def in_file(key: str, value: Tensor, config: Any) -> Tensor:
     heads = heads_of(config).get(stem.split(".")[-1])
     if name in LLAMAS and heads:
         return permuted(value, heads)
-    if (name.startswith("qwen35") or norms_less_one(config)) and key.endswith("norm.weight"):
+    if (name in HYBRIDS or norms_less_one(config)) and key.endswith("norm.weight"):
         return value + 1
     one = 1 if stem.endswith("conv.conv") else 0
     return value.squeeze(one) if value.dim() > 1 else value
 
 
-def of_linear(key: str, value: Tensor, config: Any) -> tuple[str, Tensor]:
-    """(name in the file, the tensor there, but for A_log in the same numbers) of one of linear attention: llama.cpp's
-    converter puts the first head of values of every head of keys first, then the second of each .."""
+def of_linear(key: str, value: Tensor, config: Any) -> dict[str, Tensor]:
+    """The tensors in the file, but for A_log in the same numbers, of one of linear attention: llama.cpp's converter
+    puts the first head of values of every head of keys first, then the second of each .. In qwen3next it only parts the
+    matrix of all that a head of keys has."""
     block, last = re.search(r"\d+", key)[0], key.partition(".linear_attn.")[2]  # type: ignore[index]
     value = value.squeeze(1) if last == "conv1d.weight" else value
-    if last != "norm.weight":
+    if last == "in_proj_qkvz.weight":
+        keys, width = config.linear_num_key_heads, config.linear_key_head_dim
+        values = config.linear_num_value_heads // keys * config.linear_value_head_dim
+        heads = value.reshape(keys, 2 * (width + values), -1).split([width, width, values, values], 1)
+        *qkv, gates = (rows.flatten(0, 1) for rows in heads)
+        return {f"blk.{block}.attn_qkv.weight": torch.cat(qkv), f"blk.{block}.attn_gate.weight": gates}
+    if last != "norm.weight" and config.model_type != "qwen3_next":
         keys, values = config.linear_num_key_heads, config.linear_num_value_heads
         axis = 1 if last == "out_proj.weight" else 0
         start = 2 * keys * config.linear_key_head_dim if last in ("in_proj_qkv.weight", "conv1d.weight") else 0
@@ -272,7 +283,7 @@ def of_linear(key: str, value: Tensor, config: Any) -> tuple[str, Tensor]:
         width = (value.shape[axis] - start) // values
         order = [*range(start), *(start + head * width + at for head in heads for at in range(width))]
         value = value.index_select(axis, torch.tensor(order))
-    return f"blk.{block}.{LINEAR[last]}", value.contiguous()
+    return {f"blk.{block}.{LINEAR[last]}": value.contiguous()}
 
 
 def keys_and_values(name: str, matrix: Tensor, config: Any) -> dict[str, Tensor]:
@@ -285,10 +296,10 @@ def keys_and_values(name: str, matrix: Tensor, config: Any) -> dict[str, Tensor]
 
 def _linear(key: str, value: Tensor, config: Any, add: Any) -> None:
     """Write a tensor of linear attention, and replace it with the value in the file."""
-    target, places = of_linear(key, torch.arange(value.numel()).reshape(value.shape), config)
-    stored = value.flatten()[places]
-    stored = add(target, -stored.exp()).neg().log() if key.endswith("A_log") else add(target, stored)
-    value.view(-1)[places.flatten()] = stored.flatten()
+    for target, places in of_linear(key, torch.arange(value.numel()).reshape(value.shape), config).items():
+        stored = value.flatten()[places]
+        stored = add(target, -stored.exp()).neg().log() if key.endswith("A_log") else add(target, stored)
+        value.view(-1)[places.flatten()] = stored.flatten()
 
 
 def experts(key: str, value: Tensor, architecture: str) -> dict[str, Tensor]:
@@ -375,7 +386,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         found["attention.head_count_kv"] = (heads, array)
     if hasattr(config, "intermediate_size"):
         found["feed_forward_length"] = (config.intermediate_size, whole)
-    if name.startswith("qwen35"):
+    if name in HYBRIDS:
         values = config.linear_num_value_heads
         found |= {
             "ssm.conv_kernel": (config.linear_conv_kernel_dim, whole),
@@ -385,8 +396,9 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
             "ssm.inner_size": (values * config.linear_value_head_dim, whole),
             "full_attention_interval": (config.layer_types.index("full_attention") + 1, whole),
             "attention.recurrent_layers": ([kind == "linear_attention" for kind in config.layer_types], array),
-            "rope.dimension_sections": ([*rope["mrope_section"], 0], array),
         }
+    if "mrope_section" in rope:
+        found["rope.dimension_sections"] = ([*rope["mrope_section"], 0], array)
     if name == "gemma4":
         far = config.per_layer_config["full_attention"]
         windows = [kind == "sliding_attention" for kind in config.layer_types]
@@ -423,10 +435,10 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
     if hasattr(config, "num_experts_per_tok"):
         found["expert_count"] = (getattr(config, "num_experts", None) or config.n_routed_experts, whole)
         found["expert_used_count"] = (config.num_experts_per_tok, whole)
-    if "moe" in name or name in ("gpt-oss", "minimax-m2", "deepseek2"):
+    if "moe" in name or name in ("gpt-oss", "minimax-m2", "deepseek2", "qwen3next"):
         size = config.intermediate_size if name in ("gpt-oss", "minimax-m2") else config.moe_intermediate_size
         found["expert_feed_forward_length"] = (size, whole)
-    if name in ("qwen2moe", "qwen35moe"):
+    if name in ("qwen2moe", "qwen3next", "qwen35moe"):
         found["expert_shared_feed_forward_length"] = (config.shared_expert_intermediate_size, whole)
     if rope["rope_type"] == "yarn":
         found["rope.scaling.type"] = ("yarn", text)

@@ -75,6 +75,9 @@ LINEAR: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 6
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
     | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]},
 }
+QWEN3_NEXT: dict[str, Any] = {**LINEAR, **SHARED} | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+}
 LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "factor": 8.0} | {
     "short_factor": [1.0 + at / 24 for at in range(24)],
     "long_factor": [1.08 + at for at in range(24)],
@@ -102,6 +105,7 @@ MORE = {
     "ernie4_5": ("Ernie4_5Config", {"head_dim": 32}),
     "starcoder2": ("Starcoder2Config", {"norm_epsilon": 1e-5}),
     "cohere2": ("Cohere2Config", COHERE2),
+    "qwen3next": ("Qwen3NextConfig", QWEN3_NEXT),
     "qwen35": ("Qwen3_5TextConfig", LINEAR),
     "qwen35moe": ("Qwen3_5MoeTextConfig", {**LINEAR, **SHARED}),
 }

@@ -52,6 +52,11 @@ def test_what_follows_from_the_sizes() -> None:
     assert lfm2["lfm2.feed_forward_length"] == 8192
     assert lfm2["lfm2.attention.head_count_kv"] == [0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0]
     assert settings_of(PUBLISHED["Gemma 3 1B"], NONE).settings["gemma3.rope.freq_base_swa"] == 10000.0
+    hybrid = settings_of(PUBLISHED["Qwen 3 Next 80B-A3B"], NONE).settings
+    assert hybrid["qwen3next.attention.recurrent_layers"] == [True, True, True, False] * 12
+    assert (hybrid["qwen3next.full_attention_interval"], hybrid["qwen3next.rope.dimension_count"]) == (4, 64)
+    assert (hybrid["qwen3next.ssm.inner_size"], hybrid["qwen3next.feed_forward_length"]) == (4096, 5120)
+    assert "qwen3next.rope.dimension_sections" not in hybrid
     deepseek = settings_of(PUBLISHED["DeepSeek V3"], NONE).settings
     sizes = {"key_length": 576, "value_length": 512, "key_length_mla": 192, "value_length_mla": 128, "head_count_kv": 1}
     assert {key: deepseek[f"deepseek2.attention.{key}"] for key in sizes} == sizes
@@ -84,6 +89,7 @@ def test_what_follows_from_the_sizes() -> None:
         ("Gemma 4 31B", {"layer_types": None, "rope_parameters": None, "global_head_dim": None}),
         ("Gemma 4 31B", {"vocab_size_per_layer_input": 0, "use_double_wide_mlp": True}),
         ("Gemma 4 E2B", {"num_global_key_value_heads": 4, "vocab_size_per_layer_input": None}),
+        ("Qwen 3 Next 80B-A3B", {"full_attention_interval": None, "partial_rotary_factor": None}),
         ("MiniMax M2", {"rotary_dim": None, "partial_rotary_factor": 0.5}),
         ("LFM2 1.2B", {"block_auto_adjust_ff_dim": None, "rope_theta": None, "conv_L_cache": None}),
         ("LFM2 8B-A1B", {"use_expert_bias": None, "num_dense_layers": None, "routed_scaling_factor": None}),
@@ -133,6 +139,10 @@ def test_granite_without_its_scales() -> None:
         ("Gemma 3 1B", {"sliding_window_pattern": 0}, "sliding_window_pattern 0"),
         ("Qwen 3 30B-A3B", {"norm_topk_prob": False}, r"norm_topk_prob = False \(it would be True\)"),
         ("Qwen 3 30B-A3B", {"mlp_only_layers": [3]}, "mlp_only_layers"),
+        ("Qwen 3 Next 80B-A3B", {"norm_topk_prob": False}, r"norm_topk_prob = False \(it would be True\)"),
+        ("Qwen 3 Next 80B-A3B", {"mlp_only_layers": [3]}, "mlp_only_layers"),
+        ("Qwen 3 Next 80B-A3B", {"layer_types": "x"}, "layer_types 'x'"),
+        ("Qwen 3 Next 80B-A3B", {"linear_num_key_heads": 0}, "linear_num_key_heads 0"),
         ("Qwen 2.5 7B", {"use_sliding_window": True}, "sliding_window"),
         ("Mistral 7B 0.3", {"sliding_window": 4096}, "sliding_window = 4096"),
         ("gpt-oss 20b", {"swiglu_limit": 6.0}, "swiglu_limit = 6.0"),

@@ -138,8 +138,8 @@ def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
             stacked.setdefault(f"blk.{block}.ffn_{leaf}_exps.weight", []).append(value)
             continue
         if ".linear_attn." in name:
-            target, value = of_linear(name, value, config)
-            assert_equal(found, target, -value.double().exp().float() if name.endswith("A_log") else value)
+            for target, each in of_linear(name, value, config).items():
+                assert_equal(found, target, -each.double().exp().float() if name.endswith("A_log") else each)
             continue
         target = name_in_file(name, names)
         if stem.endswith("kv_b_proj"):

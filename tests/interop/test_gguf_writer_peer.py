@@ -39,7 +39,7 @@ WHOLE_LIMITS = {"rope_type": "yarn", "rope_theta": 5.0, "factor": 4.0, "truncate
     "original_max_position_embeddings": 200
 }
 """Yarn starts before the first wavelength and ends after the last, so that there is nothing to round."""
-BUDGETS = dict.fromkeys(("qwen35", "qwen35moe"), 3e-5) | dict.fromkeys(
+BUDGETS = dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), 3e-5) | dict.fromkeys(
     ("starcoder2", "gemma4", "gemma4-values", "gemma4-experts"), 2**-10
 )
 """Linear attention sums over all tokens before; for gelu see below."""
@@ -196,6 +196,12 @@ PROJECTIONS, ATTENTION = ("*_proj", "*experts*"), ("*self_attn.*_proj",)
         pytest.param(*MORE["cohere2"], PROJECTIONS, id="cohere2"),
         pytest.param(*MORE["qwen35"], (*PROJECTIONS, "*in_proj_qkv", "*in_proj_z"), id="qwen35"),
         pytest.param(MORE["qwen35moe"][0], {**MORE["qwen35moe"][1], **WIDER}, PROJECTIONS, id="qwen35moe"),
+        pytest.param(
+            MORE["qwen3next"][0],
+            {**MORE["qwen3next"][1], **WIDER},
+            (*ATTENTION, "*experts*", "*shared_expert.*_proj"),
+            id="qwen3next",
+        ),
         pytest.param(*MORE["gemma4"], ("*q_proj", "*o_proj", "*mlp*"), id="gemma4"),
         pytest.param(*MORE["gemma4-experts"], ("*k_proj", "*experts.gate_up_proj"), id="gemma4-experts"),
         *(

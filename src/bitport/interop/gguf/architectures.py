@@ -13,7 +13,7 @@ from reprlib import repr as short
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.gguf import gemma4, latent
+from bitport.interop.gguf import changes, gemma4, latent
 from bitport.interop.gguf import special as specials
 from bitport.interop.gguf.architecture import MLP, OUTSIDE, SHARED, STACKS, UNSCALED, Architecture
 
@@ -50,6 +50,11 @@ LINEAR = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+MIXED = {
+    **{leaf: path for leaf, path in LINEAR.items() if leaf not in (*changes.MIXED, "ssm_alpha", "ssm_beta")},
+    "ssm_ba": "linear_attn.in_proj_ba",
+}
+"""Linear attention with one matrix for all of a head of keys, beside which a file has two, or one."""
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 BEFORE_MLP = {"ffn_norm": "post_attention_layernorm"}
 FOUR_NORMS = {
@@ -112,7 +117,9 @@ HYBRID = {
     "full_attention": (*(leaf for leaf in ATTENTION if leaf != "attn_norm"), *HEAD_NORMS),
 }
 """Type of a layer -> the tensors that layers of other types do not have."""
+HYBRID_OF_MIXED = {**HYBRID, "linear_attention": (*MIXED, *changes.MIXED, "ssm_in")}
 CONVOLVING = {"conv": tuple(CONVOLUTION), "full_attention": tuple(ATTENTION_OF_LFM2)}
+ALL_OF_A_HEAD = {"linear_attn.in_proj_qkvz.weight": changes.MIXED}
 KEYS_AND_VALUES = {"self_attn.kv_b_proj.weight": latent.PARTS}
 OF_QUERIES = {"queries": latent.QUERIES, "latent queries": latent.LATENT_QUERIES}
 SPARSE = {"n_routed_experts": ..., "num_experts_per_tok": ..., "n_shared_experts": ...} | {
@@ -166,6 +173,22 @@ ARCHITECTURES: dict[str, Architecture] = {
         stacked=EXPERTS,
         unscaled=(),
         more=CHOSEN | OF_ONE_SIZE,
+    ),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        {
+            **{**ATTENTION, **HEAD_NORMS, **MIXED, "post_attention_norm": "post_attention_layernorm"},
+            **{**ROUTED, **SHARED},
+        },
+        specials.qwen3next,
+        unscaled=("attn_qkv", "attn_gate", "ssm_ba", "ssm_out"),
+        norms_less_one=True,
+        stacked={**EXPERTS, **ALL_OF_A_HEAD},
+        more=SIZES | CHOSEN | OF_ONE_SIZE | {"shared_expert_intermediate_size": ...},
+        of_layers=HYBRID_OF_MIXED,
+        dense=False,
+        declared={},
     ),
     "qwen35": Architecture(
         "Qwen3_5ForCausalLM",

@@ -12,8 +12,15 @@ three of values for each:
     file            a0 b0 a1 b1 a2 b2
     transformers    a0 a1 a2 b0 b1 b2
 
-Norms of ``gemma`` and ``qwen35`` multiply by the weight in the file, but by 1 + weight in transformers. Axes of length
-one are left out of some tensors, and the decay of linear attention is -exp(A_log).
+The one matrix of linear attention in ``qwen3next`` has the queries q, keys k, values v and gates z of a head of keys
+before those of the next. A file has all queries, then all keys, then all values, and the gates in a second tensor. For
+two, a and b:
+
+    file            qa qb ka kb va vb | za zb
+    transformers    qa ka va za qb kb vb zb
+
+Norms of ``gemma``, ``qwen35`` and ``qwen3next`` multiply by the weight in the file, but by 1 + weight in transformers.
+Axes of length one are left out of some tensors, and the decay of linear attention is -exp(A_log).
 """
 
 from __future__ import annotations
@@ -49,6 +56,29 @@ class Order(NamedTuple):
         return torch.cat([torch.arange(self.start), heads.transpose(0, 1).flatten()])
 
 
+class Mixed(NamedTuple):
+    """The order of rows of a matrix that a file has in two tensors. ``heads``: of keys; ``key``: rows for the queries
+    of one, and for its keys; ``values``: rows for all its values, and for all its gates."""
+
+    heads: int
+    key: int
+    values: int
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """The rows of each of the two tensors."""
+        return self.heads * (2 * self.key + self.values), self.heads * self.values
+
+    @property
+    def size(self) -> int:
+        return sum(self.parts)
+
+    def places(self) -> Tensor:
+        """The place in the file of each place in the model; the second tensor follows the first."""
+        rows = [self.heads * each for each in (self.key, self.key, self.values, self.values)]
+        return torch.cat([each.reshape(self.heads, -1) for each in torch.arange(self.size).split(rows)], 1).flatten()
+
+
 class Change(NamedTuple):
     heads: int = 0
     """The number of heads whose rows are rotated in pairs; 0: none."""
@@ -61,6 +91,7 @@ class Change(NamedTuple):
     """Whether the model has the logarithm of the negated number."""
     wide: bool = False
     """Whether a model of any dtype computes with it in float32."""
+    mixed: Mixed | None = None
     latent: tuple[int, int] | None = None
     """How many rows of a head are for keys, and for values (:mod:`bitport.interop.gguf.latent`)."""
 
@@ -76,6 +107,8 @@ VALUES = {"attn_gate": False, "ssm_alpha": True, "ssm_beta": True, "ssm_a": True
 KEYS_AND_VALUES = ("attn_qkv", "ssm_conv1d")
 """Tensors whose rows are queries, keys and then values."""
 FROM_VALUES = "ssm_out"
+MIXED = ("attn_qkv", "attn_gate")
+"""The tensors that have the rows of one matrix in ``qwen3next``."""
 
 
 def orders(leaf: str, config: Mapping[str, Any]) -> tuple[Order | None, Order | None]:
@@ -91,13 +124,18 @@ def orders(leaf: str, config: Mapping[str, Any]) -> tuple[Order | None, Order | 
     return None, Order(0, keys, each, width) if leaf == FROM_VALUES else None
 
 
+def mixed(config: Mapping[str, Any]) -> Mixed:
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    return Mixed(keys, config["linear_key_head_dim"], values // keys * config["linear_value_head_dim"])
+
+
 def misfit(shape: Sequence[int], change: Change) -> str:
     """Why a tensor of ``shape`` cannot be changed so; empty if it can."""
     if change.heads and shape[0] % (2 * change.heads):
         return f"has {shape[0]} rows, no pairs of {change.heads} heads"
     if change.columns and len(shape) != 2:
         return f"is {list(shape)}, and must be a matrix"
-    for axis, order in ((0, change.rows), (-1, change.columns)):
+    for axis, order in ((0, change.rows or change.mixed), (-1, change.columns)):
         if order and shape[axis] != order.size:
             return f"is {list(shape)}, and {order.size} belong where {shape[axis]} is"
     return ""
@@ -107,14 +145,16 @@ def rows_of_model(rows: Tensor, change: Change) -> Tensor:
     """``rows`` [N, ..] of a file in the order of the model."""
     if change.heads:
         return rows.unflatten(0, (change.heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-    return rows[change.rows.places()] if change.rows else rows
+    order = change.rows or change.mixed
+    return rows[order.places()] if order else rows
 
 
 def rows_of_file(rows: Tensor, change: Change) -> Tensor:
     """The inverse of :func:`rows_of_model`."""
     if change.heads:
         return rows.unflatten(0, (change.heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    return rows[change.rows.places().argsort()] if change.rows else rows
+    order = change.rows or change.mixed
+    return rows[order.places().argsort()] if order else rows
 
 
 def floats_of_model(value: Tensor, change: Change) -> Tensor:

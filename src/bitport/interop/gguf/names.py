@@ -12,7 +12,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.gguf import latent
 from bitport.interop.gguf.architecture import Architecture
-from bitport.interop.gguf.changes import DECAY, NONE, ONES, PLAIN_NORMS, WIDE, Change, orders
+from bitport.interop.gguf.changes import DECAY, MIXED, NONE, ONES, PLAIN_NORMS, WIDE, Change, mixed, orders
 from bitport.interop.gguf.header import GgufTensor
 from bitport.interop.gguf.keys import DENSE, EXPERTS, stated
 
@@ -33,7 +33,7 @@ SCALE, OF_INPUTS = "scale", "input_scale"
 """Tensors next to an NVFP4 weight, with one number or one per expert: factors of the weight, and of float4 inputs."""
 KINDS = ("weight", "bias", SCALE, OF_INPUTS)
 """What ends the names of tensors; the decay of linear attention has none of them."""
-TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"), "attn_kv_b": latent.PARTS}
+TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"), "attn_kv_b": latent.PARTS, "ssm_in": MIXED}
 """A tensor of what two others have."""
 ONE_EXPERT = re.compile(r"(?:mlp|feed_forward)\.experts\.(0|[1-9]\d{0,5})\.(\w+)\.weight")
 """A parameter of a model without stacked experts."""
@@ -179,10 +179,12 @@ def _scales(its: Architecture, weights: list[str], tensors: Mapping[str, GgufTen
 def _change(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) -> Change:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(leaf, 0)
     norm = its.norms_less_one and leaf.endswith("norm") and leaf not in PLAIN_NORMS and kind == "weight"
-    rows, columns = orders(leaf, config)
+    by_key = MIXED in its.stacked.values()
+    rows, columns = (None, None) if by_key else orders(leaf, config)
+    both = mixed(config) if by_key and leaf in MIXED else None
     sizes = (config["qk_nope_head_dim"], config["v_head_dim"]) if leaf in latent.PARTS else None
     paired = heads if its.interleaved else 0
-    return Change(paired, norm, ONES.get(leaf), rows, columns, leaf == DECAY, leaf in WIDE, sizes)
+    return Change(paired, norm, ONES.get(leaf), rows, columns, leaf == DECAY, leaf in WIDE, both, sizes)
 
 
 def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: int | None) -> bool:
@@ -244,7 +246,8 @@ def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPla
         bias = stack != parameter
         leaves = tuple(f"{prefix}{leaf}.{'bias' if bias else 'weight'}" for leaf in its.stacked[stack])
         change = _change(its, its.stacked[stack][0], "weight", config)
-        return TensorPlace(leaves, 3 - bias, change, its.in_turn, its.in_turn and not bias, single=bias)
+        dimensions = 2 if bias or change.mixed else 3
+        return TensorPlace(leaves, dimensions, change, its.in_turn, its.in_turn and not bias, single=bias)
     expert = ONE_EXPERT.fullmatch(parameter) if inside and its.stacked else None
     if expert and expert[2] in PROJECTIONS and int(expert[1]) < experts_of(config):
         leaf = f"ffn_{PROJECTIONS[expert[2]]}_exps"
@@ -272,8 +275,8 @@ def _named(stem: str, kind: str) -> str:
 
 
 def together(stacks: list[Tensor], in_turn: bool) -> Tensor:
-    """Concatenate the rows [E, N, ..] of stacks, or interleave them."""
-    return torch.stack(stacks, 2).flatten(1, 2) if in_turn else torch.cat(stacks, 1)
+    """Concatenate the rows [.., N, bytes] of stacks, or interleave those of [E, N, ..]."""
+    return torch.stack(stacks, 2).flatten(1, 2) if in_turn else torch.cat(stacks, -2)
 
 
 def apart(rows: Tensor, count: int, in_turn: bool) -> list[Tensor]:

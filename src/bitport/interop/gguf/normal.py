@@ -18,7 +18,8 @@ from bitport.interop.gguf.header import shortest
 from bitport.interop.gguf.keys import MOST
 from bitport.interop.gguf.special import LINEAR, PERIODS, layer_types, with_rope
 
-HYBRID = ("qwen35", "qwen35moe")
+MULTIMODAL = ("qwen35", "qwen35moe")
+HYBRID = ("qwen3next", *MULTIMODAL)
 OWN_HEADS = (
     *("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "gemma4", "mistral3", "glm4", "seed_oss", "ernie4_5"),
     *("minimax-m2", *HYBRID),
@@ -55,7 +56,7 @@ TIED = ("gemma", "gemma2", "gemma3", "gemma4", "smollm3", "ernie4_5", "starcoder
 TURNED = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, "minimax-m2": 1.0, **dict.fromkeys(HYBRID, 0.25)}
 """Architectures with partial rotary embeddings -> the default fraction."""
 POSITIONS = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
-"""The default rotary settings of HYBRID, for positions of three parts."""
+"""The default rotary settings of MULTIMODAL, for positions of three parts."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "granite": dict.fromkeys(ARCHITECTURES["granite"].more, 1.0),
     "glm4moe": {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
@@ -231,7 +232,7 @@ def _one_rope(name: str, said: Mapping[str, Any], wanted: Mapping[str, Any], par
     if name in TURNED:
         rope["partial_rotary_factor"] = rope.get("partial_rotary_factor", TURNED[name] if partial is None else partial)
         usual = {key: value for key, value in usual.items() if key != "partial_rotary_factor"}
-    if name in HYBRID:
+    if name in MULTIMODAL:
         rope = {**POSITIONS, **rope}
     if name == "mistral3" and rope.get("max_position_embeddings") == wanted["max_position_embeddings"]:
         del rope["max_position_embeddings"]

@@ -166,13 +166,14 @@ def _rope(wanted: Mapping[str, Any], rope: Mapping[str, Any], vectors: dict[str,
 
 
 def _hybrid(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    types, sections = wanted["layer_types"], wanted["rope_parameters"]["mrope_section"]
+    types, sections = wanted["layer_types"], wanted["rope_parameters"].get("mrope_section", [])
     if not isinstance(types, list) or not isinstance(sections, list):
         raise ArgumentError(f"config.json has the layer_types {short(types)} and the mrope_section {short(sections)}")
     yield INNER, wanted["linear_num_value_heads"] * wanted["linear_value_head_dim"]
     yield EVERY, types.index("full_attention") + 1 if "full_attention" in types else len(types) + 1
     yield RECURRENT, [kind == "linear_attention" for kind in types]
-    yield SECTIONS, [*sections, 0]
+    if sections:
+        yield SECTIONS, [*sections, 0]
 
 
 def _convolving(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -33,6 +33,8 @@ from bitport.schemes.experts import expert_blocks
 from bitport.tensor import from_parts
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+TRANSPOSED = "half of the matrix lies transposed in the file, with scales of numbers that are not neighbours here"
+OF_TWO_TYPES = "the file has the rows of a matrix in two tensors, of different types"
 LONGEST = 1 << 16
 """The most elements of a tensor that is part of the configuration."""
 
@@ -130,19 +132,23 @@ class Gguf:
         if _alike(scales):
             return parts._replace(scale2=scales[0])
         rows = [scale.expand(*stored.shape[:-1], 1) for scale, stored in zip(scales, piece.stored, strict=True)]
-        return parts._replace(scale=block_scale(parts.scale, together(rows, piece.in_turn)), scale2=None)
+        spread = rows_of_model(together(rows, piece.in_turn), piece.change)
+        return parts._replace(scale=block_scale(parts.scale, spread), scale2=None)
 
     def _dtype(self) -> torch.dtype:
-        exact = [piece for piece in self.pieces if all(stored.type in FLOATS for stored in piece.stored)]
-        floats = [piece for piece in exact if not piece.change.wide]
+        floats = [piece for piece in self.pieces if not piece.change.wide]
         return dtype_of_all(lambda dtype: all(_fits(piece, dtype) for piece in floats))
 
     def _notes(self) -> Iterator[str]:
-        if floats := [each.name for each in self.pieces if each.change.latent and each.stored[0].type in BLOCKS]:
-            yield (
-                f"{shortened(floats, 2)}: kept as floats, rounded to {self.dtype}, since half of the matrix lies "
-                "transposed in the file, with scales of numbers that are not neighbours here"
-            )
+        floats = [
+            piece for piece in self.pieces if _block(piece) is None and not BLOCKS.keys().isdisjoint(_types(piece))
+        ]
+        for reason, names in (
+            (TRANSPOSED, [piece.name for piece in floats if piece.change.latent]),
+            (OF_TWO_TYPES, [piece.name for piece in floats if piece.change.mixed]),
+        ):
+            if names:
+                yield f"{shortened(names, 2)}: kept as floats, rounded to {self.dtype}, since {reason}"
         yield from type_notes((stored.type for piece in self.pieces for stored in piece.stored), self.dtype)
         if rounded := [piece.name for piece in self.pieces if piece.change.less_one and _inexact(piece)]:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
@@ -199,7 +205,11 @@ def _configures(name: str, stored: Any) -> bool:
 
 def _block(piece: Piece) -> BlockType | None:
     """How the tensor is quantized; None: it is floats."""
-    return None if piece.change.latent else BLOCKS.get(piece.stored[0].type)
+    return None if piece.change.latent or len(_types(piece)) > 1 else BLOCKS.get(piece.stored[0].type)
+
+
+def _types(piece: Piece) -> set[str]:
+    return {stored.type for stored in piece.stored}
 
 
 def _shape(piece: Piece) -> tuple[int, ...]:
@@ -207,10 +217,11 @@ def _shape(piece: Piece) -> tuple[int, ...]:
     first, *others = piece.stored
     if piece.change.latent:
         return _shape_of_latent(piece, *piece.change.latent)
-    kinds = {stored.type for stored in piece.stored}
+    if piece.change.mixed:
+        return _shape_of_mixed(piece, *piece.change.mixed.parts)
     shapes = [stored.shape for stored in piece.stored]
     sizes = {(len(shape), *(shape if piece.in_turn else shape[::2])) for shape in shapes}
-    if len(kinds) > 1 or len(sizes) > 1:
+    if len(_types(piece)) > 1 or len(sizes) > 1:
         told = ", ".join(f"{stored.name} {stored.type} {list(stored.shape)}" for stored in piece.stored)
         raise CheckpointError(f"{piece.name} is made of tensors of one type and size, not of {told}")
     dimensions = 2 if piece.name.endswith("bias") else 3
@@ -219,15 +230,28 @@ def _shape(piece: Piece) -> tuple[int, ...]:
     if first.type in BLOCKS and (len(first.shape) not in (2, 3) or piece.name.endswith("bias")):
         raise CheckpointError(f"{first.name} is {first.type} {list(first.shape)}: of matrices these types are read")
     _check_change(piece, first)
-    matrices = math.prod(first.shape[:-2])
-    if strange := [each for each in piece.scales if each.type != "F32" or math.prod(each.shape) != matrices]:
-        told = f"{strange[0].type} {list(strange[0].shape)}"
-        raise CheckpointError(f"{strange[0].name} is {told}, and must be F32 [{matrices}], one number for a matrix")
+    _check_scales(piece)
     rows = sum(each.shape[1] for each in piece.stored) if others else 0
     shape = (first.shape[0], rows, *first.shape[2:]) if others else first.shape
     shape = (1, shape[-1]) if piece.change.one == 0 else shape
     shape = (shape[0], 1, shape[1]) if piece.change.one == 1 else shape
     return (shape[0], shape[2], shape[1]) if piece.transposed else shape
+
+
+def _check_scales(piece: Piece) -> None:
+    matrices = math.prod(piece.stored[0].shape[:-2])
+    if strange := [each for each in piece.scales if each.type != "F32" or math.prod(each.shape) != matrices]:
+        told = f"{strange[0].type} {list(strange[0].shape)}"
+        raise CheckpointError(f"{strange[0].name} is {told}, and must be F32 [{matrices}], one number for a matrix")
+
+
+def _shape_of_mixed(piece: Piece, *rows: int) -> tuple[int, ...]:
+    columns = piece.stored[0].shape[-1]
+    for stored, its in zip(piece.stored, rows, strict=True):
+        if stored.shape != (its, columns):
+            raise CheckpointError(f"{stored.name} is {list(stored.shape)}, and must be {[its, columns]}")
+    _check_scales(piece)
+    return sum(rows), columns
 
 
 def _shape_of_latent(piece: Piece, keys: int, values: int) -> tuple[int, ...]:
@@ -257,7 +281,7 @@ def _check_change(piece: Piece, first: GgufTensor) -> None:
 
 
 def _rows(piece: Piece) -> Tensor:
-    tensors = [stored.read() for stored in piece.stored]
+    tensors = [stored.read() if len(_types(piece)) == 1 else numbers_of(stored) for stored in piece.stored]
     rows = tensors[0] if len(tensors) == 1 else together(tensors, piece.in_turn)
     return rows_of_model(rows, piece.change)
 
@@ -293,8 +317,12 @@ def numbers_of(stored: GgufTensor) -> Tensor:
 
 
 def _fits(piece: Piece, dtype: torch.dtype) -> bool:
-    if all(FLOATS[stored.type] == dtype for stored in piece.stored):
+    """Whether ``dtype`` has each number that the file has as a float."""
+    floats = [stored for stored in piece.stored if stored.type in FLOATS]
+    if all(FLOATS[stored.type] == dtype for stored in floats):
         return True
+    if len(floats) < len(piece.stored):
+        return all(fits(stored.read(), dtype) for stored in floats)
     return fits(_floats(piece), dtype)
 
 

@@ -29,7 +29,7 @@ llama.cpp identifies them by this number, too."""
 
 PERIODS = {
     **{"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "gemma4": 6, "cohere2": 4},
-    **{"qwen35": 4, "qwen35moe": 4, "smollm3": 4},
+    **{"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "smollm3": 4},
 }
 """One of how many layers has full attention, or no rotary embedding (smollm3), unless a file or config.json says it."""
 
@@ -172,9 +172,23 @@ def _convolving(settings: Settings, config: dict[str, Any]) -> None:
     config["conv_bias"] = False
 
 
+def qwen3next(settings: Settings, config: dict[str, Any]) -> None:
+    """llama.cpp normalizes the weights of the selected experts."""
+    _linear(settings, config)
+    config["norm_topk_prob"] = True
+
+
 def qwen35(settings: Settings, config: dict[str, Any]) -> None:
-    """Positions have three parts (SECTIONS), which are the same in text. llama.cpp has one size for all heads of linear
-    attention."""
+    """Positions have three parts (SECTIONS), which are the same in text."""
+    _linear(settings, config)
+    sections = settings.get(SECTIONS, (list,))
+    if len(sections) != 4 or not all(type(each) is int and each >= 0 for each in sections) or sections[3]:
+        raise CheckpointError(f"{settings.architecture}.{SECTIONS} is {short(sections)}; three sizes and 0 are read")
+    config["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": sections[:3]}
+
+
+def _linear(settings: Settings, config: dict[str, Any]) -> None:
+    """llama.cpp has one size for all heads of linear attention."""
     blocks = config["num_hidden_layers"]
     config["num_hidden_layers"] -= predicting(settings)
     keys, values, width = (config[key] for key in ("linear_num_key_heads", "linear_num_value_heads", LINEAR[1]))
@@ -191,10 +205,6 @@ def qwen35(settings: Settings, config: dict[str, Any]) -> None:
         kinds = ["linear_attention" if each else "full_attention" for each in recurrent]
         config["layer_types"] = kinds[: config["num_hidden_layers"]]
     turned(settings, config)
-    sections = settings.get(SECTIONS, (list,))
-    if len(sections) != 4 or not all(type(each) is int and each >= 0 for each in sections) or sections[3]:
-        raise CheckpointError(f"{settings.architecture}.{SECTIONS} is {short(sections)}; three sizes and 0 are read")
-    config["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": sections[:3]}
 
 
 def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:

@@ -133,6 +133,10 @@ class Writer:
         if place.part is not None:
             out.add(place.names[0], kind, (self.experts, *shape), rows, place.part)
             return
+        if change.mixed:
+            for each, part in zip(place.names, rows.split(change.mixed.parts), strict=True):
+                out.add(each, kind, (len(part), *shape[1:]), part)
+            return
         count = len(place.names)
         if count > 1 and shape[1] % count:
             raise CheckpointError(f"{name} has {shape[1]} rows, which {count} tensors cannot share")
