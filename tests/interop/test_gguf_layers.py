@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from bitport.checkpoint import quantize_files
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import convert
 from bitport.interop.gguf import Gguf, Writer
 from bitport.interop.gguf.header import read_header
 from bitport.interop.sources import Own
+from bitport.tensor import QTensor
 
 from . import gguf_files
 from .files import edited
@@ -237,6 +240,22 @@ def test_layers_that_predict_more_are_not_written(tmp_path: Path) -> None:
     source = edited(tmp_path / "q", tmp_path / "r", num_hidden_layers=2, num_nextn_predict_layers=0)
     with pytest.raises(ArgumentError, match=r"no place for model\.layers\.2\."):
         convert(source, tmp_path / "n.gguf", to="gguf", progress=False)
+
+
+def test_layers_that_predict_more_and_are_not_numbered(tmp_path: Path) -> None:
+    """As in models of Qwen. One of the weights is quantized."""
+    written(config_of("qwen35"), tmp_path)
+    shard, weight = tmp_path / "hf" / "model.safetensors", "mtp.layers.0.self_attn.q_proj.weight"
+    save_file(load_file(shard) | {weight: torch.randn(256, 256), "mtp.norm.weight": torch.ones(256)}, shard)
+    recipe = {"*self_attn.q_proj": "int4-g32-sym", "*": "skip"}
+    quantize_files(tmp_path / "hf", tmp_path / "p", recipe, dtype=torch.float16, progress=False)
+    assert isinstance(dict(Own(tmp_path / "p").items())[weight], QTensor)
+    done = convert(tmp_path / "p", tmp_path / "m.gguf", to="gguf", progress=False)
+    (note,) = (note for note in done.notes if note.startswith("left out"))
+    assert note == f"left out: layers that predict tokens after the next: {weight}, mtp.norm.weight"
+    assert list(done.weights) == ["model.layers.1.self_attn.q_proj.weight"]
+    convert(tmp_path / "m.gguf", tmp_path / "back", progress=False)
+    assert set(Own(tmp_path / "back").names()) == {*Own(tmp_path / "p").names()} - {weight, "mtp.norm.weight"}
 
 
 def test_layers_that_predict_more_are_not_read(tmp_path: Path) -> None:

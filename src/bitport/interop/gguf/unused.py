@@ -9,6 +9,8 @@ from bitport.errors import shortened
 from bitport.interop.gguf.names import ONE_BLOCK, keyless, parted
 
 OF_KEYS = {"attn_k": "self_attn.k_proj", "attn_k_norm": "self_attn.k_norm", "attn_v": "self_attn.v_proj"}
+BESIDE = "mtp."
+"""What begins the names of layers that predict tokens after the next, in models that do not number them on (Qwen)."""
 PREDICTING = "layers that predict tokens after the next"
 KEYLESS = "keys and values of layers that use those of a layer before"
 
@@ -23,7 +25,9 @@ def in_model(names: Collection[str], config: Mapping[str, Any], more: Any) -> di
     """The same of a model. ``more``: how many layers predict tokens after the next, in its config.json."""
     blocks = config["num_hidden_layers"] + (more if type(more) is int else 0)
     found = [(name, int(its[1]), its[2]) for name in names if (its := ONE_BLOCK.fullmatch(name))]
-    return _by_reason(found, config, blocks, tuple(f"{path}." for path in OF_KEYS.values()))
+    left = _by_reason(found, config, blocks, tuple(f"{path}." for path in OF_KEYS.values()))
+    left[PREDICTING] += [name for name in names if name.startswith(BESIDE)]
+    return left
 
 
 def notes(found: Mapping[str, list[str]]) -> Iterator[str]:
