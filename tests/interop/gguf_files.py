@@ -36,6 +36,8 @@ NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3mo
     "glm4_moe": "glm4moe",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "deepseek_v32": "deepseek32",
+    "glm_moe_dsa": "glm-dsa",
     "glm4_moe_lite": "deepseek2",
     "lfm2_moe": "lfm2moe",
     "minimax_m2": "minimax-m2",
@@ -68,6 +70,8 @@ LINEAR = {
     "out_proj.weight": "ssm_out.weight",
 }
 """Tensors of linear attention in transformers -> in a file."""
+LATENT = ("deepseek2", "deepseek32", "glm-dsa")
+"""Architectures whose keys and values are computed from one short vector."""
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 """Architectures with linear attention."""
 LLAMAS = ("llama", "smollm3", "granite", "mistral3")
@@ -196,9 +200,7 @@ def write(
         if setting is not None:
             writer.add_key_value(key, *setting)
     add = functools.partial(_added, writer, kinds, scaled)
-    tensor_names = gguf.get_tensor_name_map(
-        next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name), config.num_hidden_layers
-    )
+    tensor_names = names_of(name, config.num_hidden_layers)
     state = model.state_dict()
     for key, value in state.items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
@@ -212,7 +214,7 @@ def write(
         heads = heads_of(config).get(stem.split(".")[-1])
         if name in LLAMAS and heads:
             value.copy_(restored(add(target, permuted(value, heads)), heads))
-        elif stem.endswith("kv_b_proj") and (changes or {}).get("deepseek2.attention.key_length_mla", ...):
+        elif stem.endswith("kv_b_proj") and (changes or {}).get(f"{name}.attention.key_length_mla", ...):
             made = [add(each, part.contiguous()) for each, part in keys_and_values(target, value, config).items()]
             value.copy_(torch.cat([made[0].mT, made[1]], 1).flatten(0, 1))
         elif ".linear_attn." in key:
@@ -237,6 +239,12 @@ def proportional(config: Any) -> dict[str, Tensor]:
     pairs = config.per_layer_config["full_attention"].head_dim // 2
     turned = int(pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"])
     return {"rope_freqs.weight": torch.tensor([1.0] * turned + [1e30] * (pairs - turned))}
+
+
+def names_of(architecture: str, layers: int) -> Any:
+    """The library's names of tensors. It does not know deepseek32 yet, which has those of glm-dsa."""
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known["glm-dsa" if architecture == "deepseek32" else architecture], layers)
 
 
 def name_in_file(key: str, names: Any) -> str:
@@ -364,7 +372,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         found["expert_weights_scale"] = (config.routed_scaling_factor, real)
     if name in ("glm4moe", "lfm2moe", "minimax-m2"):
         found["expert_gating_func"] = (2, whole)
-    if name == "deepseek2":
+    if name in LATENT:
         rank, turned = config.kv_lora_rank, config.qk_rope_head_dim
         third = config.model_type != "deepseek_v2"
         found |= {
@@ -379,6 +387,11 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
             "expert_gating_func": (2 if third else 1, whole),
             "vocab_size": (config.vocab_size, whole),
         }
+        for key, setting in (("n_heads", "head_count"), ("head_dim", "key_length"), ("topk", "top_k")):
+            if hasattr(config, f"index_{key}"):
+                found[f"attention.indexer.{setting}"] = (getattr(config, f"index_{key}"), whole)
+        if name == "glm-dsa":
+            found["attention.indexer.types"] = ([kind == "full" for kind in config.indexer_types], array)
         if config.q_lora_rank:
             found["attention.q_lora_rank"] = (config.q_lora_rank, whole)
     if name.startswith("lfm2"):
@@ -435,7 +448,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
     if hasattr(config, "num_experts_per_tok"):
         found["expert_count"] = (getattr(config, "num_experts", None) or config.n_routed_experts, whole)
         found["expert_used_count"] = (config.num_experts_per_tok, whole)
-    if "moe" in name or name in ("gpt-oss", "minimax-m2", "deepseek2", "qwen3next"):
+    if "moe" in name or name in ("gpt-oss", "minimax-m2", "qwen3next", *LATENT):
         size = config.intermediate_size if name in ("gpt-oss", "minimax-m2") else config.moe_intermediate_size
         found["expert_feed_forward_length"] = (size, whole)
     if name in ("qwen2moe", "qwen3next", "qwen35moe"):
@@ -448,7 +461,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
             ("llama_4_scaling_beta", "attention.temperature_scale"),
         ):
             if key in rope:
-                tenth = name == "deepseek2" and key == "mscale_all_dim"
+                tenth = name in LATENT and key == "mscale_all_dim"
                 found[setting] = (rope[key] * (0.1 if tenth else 1), real)
         found["rope.scaling.original_context_length"] = (rope["original_max_position_embeddings"], whole)
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

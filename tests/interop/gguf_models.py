@@ -52,6 +52,13 @@ DEEPSEEK_2: dict[str, Any] = {**DEEPSEEK, "q_lora_rank": 96} | {
     | {"original_max_position_embeddings": 16}
 }
 DEEPSEEK_3: dict[str, Any] = {**DEEPSEEK, "q_lora_rank": 96, "norm_topk_prob": True}
+INDEX = {"index_n_heads": 16, "index_head_dim": 64, "index_topk": 16}
+"""With few heads many scores would be 0, and nobody says which of them are the best."""
+DEEPSEEK_32: dict[str, Any] = {**DEEPSEEK_3, **INDEX} | {
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    | {"original_max_position_embeddings": 16}
+}
+GLM_5: dict[str, Any] = {**DEEPSEEK_3, **INDEX, "indexer_types": ["full", "shared", "full"]}
 KINDS_OF_LAYERS = {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_hidden_layers": 4}
 LFM2: dict[str, Any] = {**KINDS_OF_LAYERS, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5}
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64} | {
@@ -95,6 +102,8 @@ MORE = {
     "deepseek2": ("DeepseekV2Config", DEEPSEEK_2),
     "deepseek3": ("DeepseekV3Config", DEEPSEEK_3),
     "deepseek3-groups": ("DeepseekV3Config", {**DEEPSEEK_3, "n_group": 4, "topk_group": 2}),
+    "deepseek32": ("DeepseekV32Config", DEEPSEEK_32),
+    "glm-dsa": ("GlmMoeDsaConfig", GLM_5),
     "gemma4": ("Gemma4TextConfig", GEMMA4),
     "gemma4-values": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES}),
     "gemma4-experts": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES, **BESIDE_MLP}),

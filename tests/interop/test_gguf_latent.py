@@ -1,5 +1,5 @@
-"""Attention in GGUF files whose keys and values are computed from one short vector (deepseek2): the matrix that makes
-them is in two parts, one of them transposed."""
+"""Attention in GGUF files whose keys and values are computed from one short vector (deepseek2 and others): the matrix
+that makes them is in two parts, one of them transposed. In some an indexer chooses what it attends to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bitport.tensor import QTensor
 
 from .gguf_files import gguf, model_of, write
 from .gguf_models import DEEPSEEK, small
-from .test_gguf import KINDS, assert_same_answers
+from .test_gguf import KINDS, assert_same_answers, logits
 from .test_gguf_architectures import config_of, edited
 from .test_gguf_writer import written
 
@@ -116,6 +116,34 @@ def test_glm_flash_is_read_as_deepseek(tmp_path: Path) -> None:
     assert {key: one[key] for key in ours} == {key: other[key] for key in ours}
 
 
+YARN = {
+    "rope.scaling.type": ("yarn", types.STRING),
+    "rope.scaling.factor": (4.0, types.FLOAT32),
+    "rope.scaling.original_context_length": (16, types.UINT32),
+    "rope.scaling.yarn_log_multiplier": (0.1, types.FLOAT32),
+}
+
+
+def test_indexers_and_layers_that_predict_more(tmp_path: Path) -> None:
+    """A file says which layers have an indexer of those alone that the model has."""
+    changes = {"glm-dsa.block_count": (4, types.UINT32), "glm-dsa.nextn_predict_layers": (1, types.UINT32)}
+    more = {"blk.3.nextn.eh_proj.weight": torch.ones(4, 8), "blk.3.indexer.k_norm.bias": torch.ones(8)}
+    model = write(tmp_path / "m.gguf", model_of(config_of("glm-dsa")), KINDS, changes=changes, vectors=more)
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert any(note.startswith("left out: layers that predict") for note in done.notes)
+    assert said(tmp_path / "out")["indexer_types"] == ["full", "shared", "full"]
+    assert_same_answers(model, tmp_path / "out")
+
+
+def test_the_indexer_chooses(tmp_path: Path) -> None:
+    """Otherwise the tests of whole models would not see it."""
+    model = model_of(config_of("deepseek32"))
+    before = logits(model)
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.self_attn.indexer.wk.weight").neg_()
+    assert float((before - logits(model)).abs().max()) > 1e-2 * float(before.abs().max())
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
@@ -133,10 +161,24 @@ def test_glm_flash_is_read_as_deepseek(tmp_path: Path) -> None:
         ("deepseek2", {"expert_gating_func": (3, types.UINT32)}, "expert_gating_func is 3; 1 is read"),
         ("deepseek2", {"attention.temperature_scale": (0.1, types.FLOAT32)}, "temperature_scale = 0.1"),
         ("deepseek3", {"expert_gating_func": (1, types.UINT32)}, "expert_weights_norm is True"),
+        ("deepseek32", {"attention.indexer.top_k": None}, "top_k must be int, not absent"),
+        ("deepseek32", {"attention.q_lora_rank": None}, "q_lora_rank must be int, not absent"),
+        ("deepseek32", {"rope.scaling.yarn_log_multiplier": (0.0707, types.FLOAT32)}, "0.0707; 0.1 is read"),
+        ("deepseek32", {"attention.indexer.types": ([True] * 3, types.ARRAY)}, "indexer.types = "),
+        ("glm-dsa", {"attention.indexer.types": ([1, 0, 1], types.ARRAY)}, "not true or false for 3 layers"),
+        (
+            "glm-dsa",
+            {"attention.indexer.types": ([False] * 3, types.ARRAY)},
+            "begins with a layer that uses the choice",
+        ),
+        ("glm-dsa", {"attention.indexer.types": ([True, False, False], types.ARRAY)}, r"blk\.2\.indexer.* has no such"),
+        ("glm-dsa", {"attention.indexer.types": None}, r"lacks blk\.1\.indexer\.attn_q_b\.weight"),
+        ("glm-dsa", YARN, "glm-dsa.rope.scaling.type is 'yarn'; none is read"),
     ],
 )
 def test_settings_that_are_not_read(name: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    changes = {f"deepseek2.{key}": value for key, value in changes.items()}
+    its = name if name in ("deepseek32", "glm-dsa") else "deepseek2"
+    changes = {f"{its}.{key}": value for key, value in changes.items()}
     write(tmp_path / "m.gguf", model_of(config_of(name)), KINDS, changes=changes)
     with pytest.raises(CheckpointError, match=reason):
         Gguf(tmp_path / "m.gguf")

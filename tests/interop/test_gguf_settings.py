@@ -9,7 +9,8 @@ import torch
 
 from bitport.errors import BitportError
 from bitport.interop.gguf.architectures import architecture
-from bitport.interop.gguf.keys import KEYS
+from bitport.interop.gguf.config import config_of
+from bitport.interop.gguf.keys import KEYS, Settings
 from bitport.interop.gguf.settings import settings_of
 
 from .gguf_published import PUBLISHED
@@ -22,6 +23,9 @@ BIASED = dict.fromkeys(
 
 WITHOUT = {key: value for key, value in PUBLISHED["DeepSeek V2 Lite"]["rope_scaling"].items() if "mscale" not in key}
 LESS = {**WITHOUT, "mscale": 1.0, "mscale_all_dim": 0.707}
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 4096}
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
@@ -63,6 +67,13 @@ def test_what_follows_from_the_sizes() -> None:
     assert deepseek["deepseek2.rope.dimension_count"] == 64
     assert deepseek["deepseek2.expert_gating_func"] == 2
     assert deepseek["deepseek2.rope.scaling.yarn_log_multiplier"] == pytest.approx(0.1, rel=2**-24)
+    indexed = settings_of(PUBLISHED["DeepSeek V3.2"], NONE).settings
+    chosen = {"indexer.head_count": 64, "indexer.key_length": 128, "indexer.top_k": 2048}
+    assert {key: indexed[f"deepseek32.attention.{key}"] for key in (*sizes, *chosen)} == sizes | chosen
+    assert indexed["deepseek32.rope.scaling.yarn_log_multiplier"] == pytest.approx(0.1, rel=2**-24)
+    glm = settings_of(PUBLISHED["GLM 5"], NONE).settings
+    assert glm["glm-dsa.attention.indexer.types"] == [True] * 78
+    assert (glm["glm-dsa.attention.key_length_mla"], glm["glm-dsa.leading_dense_block_count"]) == (256, 3)
     lite = settings_of(PUBLISHED["DeepSeek V2 Lite"], NONE).settings
     assert lite["deepseek2.rope.scaling.yarn_log_multiplier"] == pytest.approx(0.0707, rel=2**-24)
     assert "deepseek2.attention.q_lora_rank" not in lite
@@ -83,6 +94,9 @@ def test_what_follows_from_the_sizes() -> None:
         ("GLM 4.7 Flash", {"first_k_dense_replace": None, "n_group": None, "routed_scaling_factor": None}),
         ("GLM 4.7 Flash", {"first_k_dense_replace": None, "mlp_layer_types": ["dense", *["sparse"] * 46]}),
         ("DeepSeek V3", {"model_type": "kimi_k2"}),
+        ("DeepSeek V3.2", {"mlp_layer_types": [*["dense"] * 3, *["sparse"] * 58], "first_k_dense_replace": None}),
+        ("DeepSeek V3.2", {"layer_types": ["indexed_attention"] * 61, "n_group": None, "topk_group": None}),
+        ("GLM 5", {"indexer_types": ["full"] * 78, "first_k_dense_replace": None, "n_group": None}),
         ("DeepSeek V3", {"n_group": None, "topk_group": None, "first_k_dense_replace": None}),
         ("DeepSeek V3", {"routed_scaling_factor": None, "scoring_func": None, "topk_method": None}),
         ("DeepSeek V3", {"head_dim": 64, "qk_head_dim": 192, "rope_interleave": True, "num_mtp_layers": 1}),
@@ -110,6 +124,21 @@ def test_settings_of_single_layers() -> None:
     assert (found.settings, found.config) == (wanted.settings, wanted.config)
     with pytest.raises(BitportError, match="per_layer_config"):
         settings_of({**newer, "per_layer_config": {**full, "5": {"head_dim": 256, "num_key_value_heads": 4}}}, NONE)
+
+
+def test_indexers_by_a_period() -> None:
+    """As in GLM 5.2: the first three layers have one, and then each fourth."""
+    period = {"index_topk_freq": 4, "index_skip_topk_offset": 3, "max_position_embeddings": 1 << 20}
+    said = settings_of({**PUBLISHED["GLM 5"], **period}, NONE)
+    flags = [True, True, *[True, False, False, False] * 19]
+    assert said.settings["glm-dsa.attention.indexer.types"] == flags
+    types = said.config["indexer_types"]
+    assert types == ["full" if each else "shared" for each in flags]
+    assert settings_of({**PUBLISHED["GLM 5"], **period, "indexer_types": types}, NONE).settings == said.settings
+    older = {key: value for key, value in said.settings.items() if not key.endswith("indexer.types")}
+    assert config_of(said.architecture, Settings(older, {}))["indexer_types"] == types
+    shorter = older | {"glm-dsa.context_length": 202752}
+    assert config_of(said.architecture, Settings(shorter, {}))["indexer_types"] == ["full"] * 78
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.0])
@@ -166,6 +195,18 @@ def test_granite_without_its_scales() -> None:
         ("DeepSeek V2 Lite", {"rope_scaling": LESS}, r"rope_parameters = .*'mscale': 1.0"),
         ("DeepSeek V2 Lite", {"rope_scaling": WITHOUT}, "yarn_log_multiplier must be float, not absent"),
         ("GLM 4.7 Flash", {"mlp_layer_types": [*["sparse"] * 46, "dense"]}, "'sparse' after 'dense' alone"),
+        ("DeepSeek V3.2", {"q_lora_rank": None}, "q_lora_rank must be int, not absent"),
+        ("DeepSeek V3.2", {"index_topk": None}, "top_k must be int, not absent"),
+        ("DeepSeek V3.2", {"layer_types": ["full_attention"] * 60}, "layer_types"),
+        ("DeepSeek V3.2", {"rope_scaling": LESS}, "0.0707; 0.1 is read, as llama.cpp takes mscale for 1"),
+        ("GLM 5", {"rope_parameters": {**YARN, "mscale_all_dim": 1.0}}, "'yarn'; none is read"),
+        ("GLM 5", {"indexer_types": "full"}, "indexer_types 'full'"),
+        ("GLM 5", {"indexer_types": ["full"] * 77}, "types is .*, not true or false for 78 layers"),
+        ("GLM 5", {"indexer_types": ["shared"] * 78}, "begins with a layer that uses the choice of one before"),
+        ("GLM 5", {"indexer_types": [*["full"] * 77, "none"]}, r"indexer_types = .* \(it would be"),
+        ("GLM 5", {"index_topk_pattern": "F" * 78}, "indexer_types None"),
+        ("GLM 5", {"index_topk_freq": "x"}, "index_topk_freq 'x'"),
+        ("GLM 5", {"indexer_rope_interleave": False}, "indexer_rope_interleave = False"),
         ("DeepSeek V3", {"rope_interleave": False}, "rope_interleave = False"),
         ("DeepSeek V3", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
         ("DeepSeek V3", {"qk_rope_head_dim": None}, "qk_rope_head_dim None"),

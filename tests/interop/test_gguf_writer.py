@@ -34,6 +34,7 @@ from .gguf_files import (
     keys_and_values,
     model_of,
     name_in_file,
+    names_of,
     of_linear,
     settings,
 )
@@ -122,8 +123,7 @@ def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
     """Every number, using the library's own names and arithmetic."""
     found = {each.name: each for each in gguf.GGUFReader(path).tensors}
     architecture = NAMES.get(config.model_type, config.model_type)
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = names_of(architecture, config.num_hidden_layers)
     stacked: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
         value = tensor.dequantize(torch.float32) if isinstance(tensor, QTensor) else tensor.float()

@@ -13,7 +13,7 @@ from reprlib import repr as short
 from typing import Any
 
 from bitport.errors import CheckpointError
-from bitport.interop.gguf import changes, gemma4, latent
+from bitport.interop.gguf import changes, gemma4, indexed, latent
 from bitport.interop.gguf import special as specials
 from bitport.interop.gguf.architecture import MLP, OUTSIDE, SHARED, STACKS, UNSCALED, Architecture
 
@@ -442,8 +442,26 @@ ARCHITECTURES["deepseek3"] = dataclasses.replace(
     file="deepseek2",
     fixed=SIGMOID,
 )
+DEEPSEEK3 = ARCHITECTURES["deepseek3"]
+ARCHITECTURES["deepseek32"] = dataclasses.replace(
+    DEEPSEEK3,
+    classname="DeepseekV32ForCausalLM",
+    model_type="deepseek_v32",
+    names={**DEEPSEEK3.names, **indexed.NAMES},
+    more=SPARSE | dict.fromkeys((*RANKS, *indexed.SIZES), ...),
+    biased=indexed.BIASED,
+    file="",
+    unscaled=(*DEEPSEEK3.unscaled, *indexed.NAMES),
+)
+ARCHITECTURES["glm-dsa"] = dataclasses.replace(
+    ARCHITECTURES["deepseek32"],
+    classname="GlmMoeDsaForCausalLM",
+    model_type="glm_moe_dsa",
+    special=indexed.glm_dsa,
+    of_layers={**DEEPSEEK3.of_layers, "indexer": tuple(indexed.NAMES)},
+)
 ARCHITECTURES["glm4moelite"] = dataclasses.replace(
-    ARCHITECTURES["deepseek3"], classname="Glm4MoeLiteForCausalLM", model_type="glm4_moe_lite"
+    DEEPSEEK3, classname="Glm4MoeLiteForCausalLM", model_type="glm4_moe_lite"
 )
 """Written as what it computes, and read as that."""
 

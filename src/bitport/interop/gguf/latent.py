@@ -70,7 +70,11 @@ def _special(settings: Settings, config: dict[str, Any]) -> None:
     rope = config["rope_parameters"]
     multiplier = settings.real(MULTIPLIER, ... if rope["rope_type"] == "yarn" else None)
     if rope["rope_type"] == "yarn":
-        rope["mscale"] = rope["mscale_all_dim"] = shortest(10 * shortest(multiplier))
+        scale = shortest(10 * shortest(multiplier))
+        if scale != 1 and settings.architecture != "deepseek2":
+            told = f"{settings.architecture}.{MULTIPLIER} is {shortest(multiplier)}; 0.1 is read"
+            raise CheckpointError(f"{told}, as llama.cpp takes mscale for 1 whatever mscale_all_dim is")
+        rope["mscale"] = rope["mscale_all_dim"] = scale
 
 
 def settings_of(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError, shortened
-from bitport.interop.gguf import latent
+from bitport.interop.gguf import indexed, latent
 from bitport.interop.gguf.architecture import Architecture
 from bitport.interop.gguf.changes import DECAY, MIXED, NONE, ONES, PLAIN_NORMS, WIDE, Change, mixed, orders
 from bitport.interop.gguf.header import GgufTensor
@@ -27,7 +27,7 @@ BARE = {"self_attn.sinks": "weight", "linear_attn.A_log": "", "linear_attn.dt_bi
     "router.per_expert_scale": "",
 }
 """Parameters that are not the weight of a module -> what ends their names in a file."""
-SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "shortconv.conv")
+SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "shortconv.conv", "indexer.proj")
 """Matrices that llama.cpp stores in float32, like vectors."""
 SCALE, OF_INPUTS = "scale", "input_scale"
 """Tensors next to an NVFP4 weight, with one number or one per expert: factors of the weight, and of float4 inputs."""
@@ -85,7 +85,7 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
         block, leaf = parted(module)
         parameter, leaves = _stack(its, leaf)
         path = parameter or (its.outside if block is None else its.names).get(leaf)
-        biased = bool(its.declared) and (its.in_turn or not parameter)
+        biased = leaf in its.biased or (bool(its.declared) and (its.in_turn or not parameter))
         known = kind == BARE[path] if path in BARE else kind == "weight" or (kind == "bias" and biased)
         known = known and not (its.tied and leaf == "output")
         if path is None or not known or not _in_layer(its, leaf, config, block):
@@ -196,7 +196,8 @@ def _in_layer(its: Architecture, leaf: str, config: Mapping[str, Any], block: in
 
 def traits(config: Mapping[str, Any], block: int | None) -> Iterator[str]:
     """What tells a layer from others: its type, whether it has experts ("sparse") or not ("dense") or both, how it
-    computes queries, and keys, values and inputs of its own; the last also of what is outside of layers (None)."""
+    computes queries, and an indexer, keys, values and inputs of its own; the last also of what is outside of layers
+    (None)."""
     if config.get("hidden_size_per_layer_input"):
         yield "inputs"
     if config.get("enable_moe_block"):
@@ -206,6 +207,8 @@ def traits(config: Mapping[str, Any], block: int | None) -> Iterator[str]:
     if block is not None:
         kinds = config.get("layer_types", ())[block : block + 1]
         yield from kinds
+        if config.get("indexer_types", ())[block : block + 1] == [indexed.FULL]:
+            yield "indexer"
         yield "dense" if block < stated(config, DENSE) else "sparse"
         if block not in keyless(config):
             yield "keys"
@@ -255,7 +258,7 @@ def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPla
         return TensorPlace((f"{prefix}{leaf}.weight",), 3, part=int(expert[1])) if there else None
     module, _, kind = (parameter, "", BARE[parameter]) if parameter in BARE else parameter.rpartition(".")
     leaf = next((leaf for leaf, path in (its.names if inside else its.outside).items() if path == module), "")
-    kinds = ("weight", "bias") if its.declared else ("weight",)
+    kinds = ("weight", "bias") if its.declared or leaf in its.biased else ("weight",)
     bare = module in BARE
     if (
         not leaf

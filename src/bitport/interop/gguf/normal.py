@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from bitport.errors import ArgumentError
+from bitport.interop.gguf import indexed
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.header import shortest
 from bitport.interop.gguf.keys import MOST
@@ -25,6 +26,9 @@ OWN_HEADS = (
     *("minimax-m2", *HYBRID),
 )
 """Architectures for which head_dim does not default to hidden size / heads: config.json must have it."""
+INDEXED = ("deepseek32", "glm-dsa")
+DENSE_FIRST = ("glm4moelite", *INDEXED)
+"""Architectures whose config.json may list which layers have experts."""
 FEWER = (
     *("mixtral", "qwen2moe", "gpt-oss", "smollm3", "mistral3", "glm4", "seed_oss", "ernie4_5", "starcoder2"),
     *("glm4moe", "minimax-m2", "lfm2", "lfm2moe", *HYBRID),
@@ -57,14 +61,18 @@ TURNED = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, "minimax-m2": 1.0, **dict.fr
 """Architectures with partial rotary embeddings -> the default fraction."""
 POSITIONS = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
 """The default rotary settings of MULTIMODAL, for positions of three parts."""
+OF_DEEPSEEK3 = {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "n_shared_experts": 1} | {
+    **{"routed_scaling_factor": 2.5, "norm_topk_prob": True}
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "granite": dict.fromkeys(ARCHITECTURES["granite"].more, 1.0),
     "glm4moe": {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     | {"routed_scaling_factor": 1.0, "norm_topk_prob": True, "attention_bias": False, "use_qk_norm": False},
     "deepseek2": {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_shared_experts": 2}
     | {"routed_scaling_factor": 1.0, "norm_topk_prob": False, "topk_method": "greedy", "scoring_func": "softmax"},
-    "deepseek3": {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "n_shared_experts": 1}
-    | {"routed_scaling_factor": 2.5, "norm_topk_prob": True},
+    "deepseek3": OF_DEEPSEEK3,
+    "deepseek32": OF_DEEPSEEK3,
+    "glm-dsa": {**OF_DEEPSEEK3, "n_group": 1, "topk_group": 1},
     "glm4moelite": {"n_group": 1, "topk_group": 1, "n_shared_experts": 1}
     | {"routed_scaling_factor": 1.8, "norm_topk_prob": True},
     "lfm2": {"conv_bias": False, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
@@ -99,8 +107,10 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     _default(wanted, "tie_word_embeddings", name in TIED)
     for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", "vocab_size"):
         _check(wanted, key)
-    if name == "glm4moelite":
+    if name in DENSE_FIRST:
         _dense(wanted)
+    if name in INDEXED:
+        _indexed(name, wanted)
     if ARCHITECTURES[name].latent:
         for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
             _check(wanted, key)
@@ -165,6 +175,24 @@ def _dense(wanted: dict[str, Any]) -> None:
     if kinds != ["dense"] * dense + ["sparse"] * (wanted["num_hidden_layers"] - dense):
         raise ArgumentError(f"config.json has mlp_layer_types {short(kinds)}; a file has 'sparse' after 'dense' alone")
     wanted["first_k_dense_replace"] = dense
+
+
+def _indexed(name: str, wanted: dict[str, Any]) -> None:
+    """Which layers have an indexer may follow from a period, and all are of one type."""
+    layers = wanted["num_hidden_layers"]
+    if wanted.get("layer_types") == ["indexed_attention"] * layers:
+        del wanted["layer_types"]
+    if name == "glm-dsa":
+        every, first = wanted.pop("index_topk_freq", 1), wanted.pop("index_skip_topk_offset", 2)
+        if wanted.get("indexer_types") is not None:
+            wanted.pop("index_topk_pattern", None)
+        elif type(every) is not int or type(first) is not int:
+            raise ArgumentError(
+                f"config.json has index_topk_freq {short(every)} and index_skip_topk_offset {short(first)}; both must "
+                f"be whole numbers"
+            )
+        elif wanted.get("index_topk_pattern") is None:
+            wanted["indexer_types"] = indexed.types_of(layers, max(every, 1), first)
 
 
 def _gemma4(wanted: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, shortened
-from bitport.interop.gguf import gemma4, latent
+from bitport.interop.gguf import gemma4, indexed, latent
 from bitport.interop.gguf.architecture import Architecture
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.config import TOKENS, config_of
@@ -51,6 +51,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (False, "vision"),
     "rope_interleaved": (False,),
     "rope_interleave": (True,),
+    "indexer_rope_interleave": (True,),
     "moe_layer_freq": (1,),
     "topk_method": ("noaux_tc",),
     "is_llama_config": (True,),
@@ -187,7 +188,8 @@ OWN: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]] = {
     **dict.fromkeys(HYBRID, _hybrid),
     **dict.fromkeys(("lfm2", "lfm2moe"), _convolving),
     "gemma4": gemma4.settings_of,
-    "deepseek2": latent.settings_of,
+    **dict.fromkeys(("deepseek2", "deepseek32"), latent.settings_of),
+    "glm-dsa": indexed.settings_of,
 }
 """What only some architectures say."""
 
