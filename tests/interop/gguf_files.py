@@ -70,7 +70,7 @@ LINEAR = {
     "out_proj.weight": "ssm_out.weight",
 }
 """Tensors of linear attention in transformers -> in a file."""
-LATENT = ("deepseek2", "deepseek32", "glm-dsa")
+LATENT = ("deepseek2", "deepseek32", "glm-dsa", "mistral4")
 """Architectures whose keys and values are computed from one short vector."""
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 """Architectures with linear attention."""
@@ -154,7 +154,9 @@ def restored(rows: Tensor, heads: int) -> Tensor:
 
 def model_of(config: Any) -> Any:
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    made = transformers.AutoModelForCausalLM.from_config if known else transformers.Mistral4ForCausalLM
+    model = made(config).eval()
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if name.endswith("_bias"):
@@ -374,7 +376,7 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         found["expert_gating_func"] = (2, whole)
     if name in LATENT:
         rank, turned = config.kv_lora_rank, config.qk_rope_head_dim
-        third = config.model_type != "deepseek_v2"
+        third = config.model_type not in ("deepseek_v2", "mistral4")
         found |= {
             "attention.head_count_kv": (1, whole),
             "attention.kv_lora_rank": (rank, whole),
@@ -382,7 +384,8 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
             "attention.value_length": (rank, whole),
             "attention.key_length_mla": (config.qk_nope_head_dim + turned, whole),
             "attention.value_length_mla": (config.v_head_dim, whole),
-            "expert_weights_norm": (config.norm_topk_prob and third, types.BOOL),
+            "rope.dimension_count": (turned, whole),
+            "expert_weights_norm": (config.norm_topk_prob and config.model_type != "deepseek_v2", types.BOOL),
             "expert_weights_scale": (config.routed_scaling_factor, real),
             "expert_gating_func": (2 if third else 1, whole),
             "vocab_size": (config.vocab_size, whole),
@@ -390,6 +393,8 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         for key, setting in (("n_heads", "head_count"), ("head_dim", "key_length"), ("topk", "top_k")):
             if hasattr(config, f"index_{key}"):
                 found[f"attention.indexer.{setting}"] = (getattr(config, f"index_{key}"), whole)
+        if rope.get("llama_4_scaling_beta"):
+            found["attention.temperature_length"] = (rope["original_max_position_embeddings"], whole)
         if name == "glm-dsa":
             found["attention.indexer.types"] = ([kind == "full" for kind in config.indexer_types], array)
         if config.q_lora_rank:

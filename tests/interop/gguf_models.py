@@ -59,6 +59,9 @@ DEEPSEEK_32: dict[str, Any] = {**DEEPSEEK_3, **INDEX} | {
     | {"original_max_position_embeddings": 16}
 }
 GLM_5: dict[str, Any] = {**DEEPSEEK_3, **INDEX, "indexer_types": ["full", "shared", "full"]}
+MISTRAL4: dict[str, Any] = {**DEEPSEEK_3, "n_group": 4, "topk_group": 2} | {
+    "rope_parameters": {**DEEPSEEK_32["rope_parameters"], "llama_4_scaling_beta": 0.1}
+}
 KINDS_OF_LAYERS = {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_hidden_layers": 4}
 LFM2: dict[str, Any] = {**KINDS_OF_LAYERS, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5}
 LFM2_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64} | {
@@ -104,6 +107,7 @@ MORE = {
     "deepseek3-groups": ("DeepseekV3Config", {**DEEPSEEK_3, "n_group": 4, "topk_group": 2}),
     "deepseek32": ("DeepseekV32Config", DEEPSEEK_32),
     "glm-dsa": ("GlmMoeDsaConfig", GLM_5),
+    "mistral4": ("Mistral4Config", MISTRAL4),
     "gemma4": ("Gemma4TextConfig", GEMMA4),
     "gemma4-values": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES}),
     "gemma4-experts": ("Gemma4TextConfig", {**GEMMA4, **KEYS_AS_VALUES, **BESIDE_MLP}),

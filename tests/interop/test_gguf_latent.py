@@ -18,8 +18,8 @@ from bitport.interop.gguf.header import read_header
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
-from .gguf_files import gguf, model_of, write
-from .gguf_models import DEEPSEEK, small
+from .gguf_files import NAMES, gguf, model_of, write
+from .gguf_models import DEEPSEEK, MORE, small
 from .test_gguf import KINDS, assert_same_answers, logits
 from .test_gguf_architectures import config_of, edited
 from .test_gguf_writer import written
@@ -135,6 +135,38 @@ def test_indexers_and_layers_that_predict_more(tmp_path: Path) -> None:
     assert_same_answers(model, tmp_path / "out")
 
 
+def test_mistral_without_a_temperature(tmp_path: Path) -> None:
+    """llama.cpp's converter leaves it out, and which function scores experts."""
+    lost = ("attention.temperature_scale", "attention.temperature_length", "expert_gating_func")
+    rope = {**MORE["mistral4"][1]["rope_parameters"], "llama_4_scaling_beta": 0.0}
+    model = model_of(config_of("mistral4", rope_parameters=rope))
+    write(tmp_path / "m.gguf", model, KINDS, changes=dict.fromkeys(f"mistral4.{key}" for key in lost))
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    (note,) = (note for note in done.notes if "temperature_scale" in note)
+    assert note.endswith("(llama_4_scaling_beta), it differs after 16 tokens")
+    assert said(tmp_path / "out")["rope_parameters"]["llama_4_scaling_beta"] == 0
+    assert_same_answers(model, tmp_path / "out")
+    convert(tmp_path / "m.gguf", tmp_path / "n.gguf", to="gguf", progress=False)
+    assert not any("temperature" in key for key in read_header(tmp_path / "n.gguf").settings)
+    convert(tmp_path / "n.gguf", tmp_path / "back", progress=False)
+    assert_same_answers(model, tmp_path / "back")
+
+
+def test_mistral_large_is_a_deepseek2_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So llama.cpp converts Mistral's own format: with the temperature."""
+    monkeypatch.setitem(NAMES, "mistral4", "deepseek2")
+    model = write(tmp_path / "m.gguf", model_of(config_of("mistral4")), KINDS)
+    assert read_header(tmp_path / "m.gguf").settings["deepseek2.attention.temperature_length"] == 16
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert not any("temperature" in note for note in done.notes)
+    assert said(tmp_path / "out")["model_type"] == "mistral4"
+    assert_same_answers(model, tmp_path / "out")
+    convert(tmp_path / "m.gguf", tmp_path / "n.gguf", to="gguf", progress=False)
+    one, other = (read_header(tmp_path / name).settings for name in ("m.gguf", "n.gguf"))
+    ours = {key.partition(".")[2]: value for key, value in one.items() if key.startswith("deepseek2.")}
+    assert ours == {key: other[f"mistral4.{key}"] for key in ours}
+
+
 def test_the_indexer_chooses(tmp_path: Path) -> None:
     """Otherwise the tests of whole models would not see it."""
     model = model_of(config_of("deepseek32"))
@@ -159,7 +191,7 @@ def test_the_indexer_chooses(tmp_path: Path) -> None:
         ("deepseek2", {"rope.scaling.yarn_log_multiplier": None}, "yarn_log_multiplier must be float, not absent"),
         ("deepseek2", {"expert_weights_norm": (True, types.BOOL)}, "read with expert_gating_func 2 alone"),
         ("deepseek2", {"expert_gating_func": (3, types.UINT32)}, "expert_gating_func is 3; 1 is read"),
-        ("deepseek2", {"attention.temperature_scale": (0.1, types.FLOAT32)}, "temperature_scale = 0.1"),
+        ("deepseek2", {"attention.temperature_scale": (0.1, types.FLOAT32)}, "temperature_length must be int, not abs"),
         ("deepseek3", {"expert_gating_func": (1, types.UINT32)}, "expert_weights_norm is True"),
         ("deepseek32", {"attention.indexer.top_k": None}, "top_k must be int, not absent"),
         ("deepseek32", {"attention.q_lora_rank": None}, "q_lora_rank must be int, not absent"),
@@ -173,11 +205,20 @@ def test_the_indexer_chooses(tmp_path: Path) -> None:
         ),
         ("glm-dsa", {"attention.indexer.types": ([True, False, False], types.ARRAY)}, r"blk\.2\.indexer.* has no such"),
         ("glm-dsa", {"attention.indexer.types": None}, r"lacks blk\.1\.indexer\.attn_q_b\.weight"),
+        (
+            "mistral4",
+            {"attention.temperature_length": (32, types.UINT32)},
+            "temperature_length is 32; the original con",
+        ),
+        ("mistral4", {"attention.temperature_length": None}, "temperature_length must be int, not absent"),
+        ("mistral4", {"rope.scaling.yarn_log_multiplier": (0.05, types.FLOAT32)}, "0.05; 0.1 is read"),
+        ("mistral4", {"expert_gating_func": (2, types.UINT32)}, "expert_gating_func is 2; 1 is read"),
+        ("mistral4", dict.fromkeys(YARN), "mistral4.rope.scaling.type is 'default'; yarn is read"),
         ("glm-dsa", YARN, "glm-dsa.rope.scaling.type is 'yarn'; none is read"),
     ],
 )
 def test_settings_that_are_not_read(name: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    its = name if name in ("deepseek32", "glm-dsa") else "deepseek2"
+    its = "deepseek2" if name in ("deepseek2", "deepseek3") else name
     changes = {f"{its}.{key}": value for key, value in changes.items()}
     write(tmp_path / "m.gguf", model_of(config_of(name)), KINDS, changes=changes)
     with pytest.raises(CheckpointError, match=reason):

@@ -74,6 +74,11 @@ def test_what_follows_from_the_sizes() -> None:
     glm = settings_of(PUBLISHED["GLM 5"], NONE).settings
     assert glm["glm-dsa.attention.indexer.types"] == [True] * 78
     assert (glm["glm-dsa.attention.key_length_mla"], glm["glm-dsa.leading_dense_block_count"]) == (256, 3)
+    mistral = settings_of(PUBLISHED["Mistral Small 4"], NONE).settings
+    assert mistral["mistral4.attention.temperature_scale"] == pytest.approx(0.1, rel=2**-24)
+    assert mistral["mistral4.attention.temperature_length"] == 8192
+    assert (mistral["mistral4.rope.dimension_count"], mistral["mistral4.attention.key_length_mla"]) == (64, 128)
+    assert (mistral["mistral4.expert_weights_norm"], mistral["mistral4.expert_gating_func"]) == (True, 1)
     lite = settings_of(PUBLISHED["DeepSeek V2 Lite"], NONE).settings
     assert lite["deepseek2.rope.scaling.yarn_log_multiplier"] == pytest.approx(0.0707, rel=2**-24)
     assert "deepseek2.attention.q_lora_rank" not in lite
@@ -94,6 +99,7 @@ def test_what_follows_from_the_sizes() -> None:
         ("GLM 4.7 Flash", {"first_k_dense_replace": None, "n_group": None, "routed_scaling_factor": None}),
         ("GLM 4.7 Flash", {"first_k_dense_replace": None, "mlp_layer_types": ["dense", *["sparse"] * 46]}),
         ("DeepSeek V3", {"model_type": "kimi_k2"}),
+        ("Mistral Small 4", {"head_dim": None, "first_k_dense_replace": None, "norm_topk_prob": None}),
         ("DeepSeek V3.2", {"mlp_layer_types": [*["dense"] * 3, *["sparse"] * 58], "first_k_dense_replace": None}),
         ("DeepSeek V3.2", {"layer_types": ["indexed_attention"] * 61, "n_group": None, "topk_group": None}),
         ("GLM 5", {"indexer_types": ["full"] * 78, "first_k_dense_replace": None, "n_group": None}),
@@ -195,6 +201,9 @@ def test_granite_without_its_scales() -> None:
         ("DeepSeek V2 Lite", {"rope_scaling": LESS}, r"rope_parameters = .*'mscale': 1.0"),
         ("DeepSeek V2 Lite", {"rope_scaling": WITHOUT}, "yarn_log_multiplier must be float, not absent"),
         ("GLM 4.7 Flash", {"mlp_layer_types": [*["sparse"] * 46, "dense"]}, "'sparse' after 'dense' alone"),
+        ("Mistral Small 4", {"rope_parameters": None}, "'default'; yarn is read"),
+        ("Mistral Small 4", {"rope_parameters": {**YARN, "mscale_all_dim": 1.0}}, "rope_parameters = "),
+        ("Mistral Small 4", {"qk_nope_head_dim": None}, "qk_nope_head_dim None"),
         ("DeepSeek V3.2", {"q_lora_rank": None}, "q_lora_rank must be int, not absent"),
         ("DeepSeek V3.2", {"index_topk": None}, "top_k must be int, not absent"),
         ("DeepSeek V3.2", {"layer_types": ["full_attention"] * 60}, "layer_types"),

@@ -19,7 +19,7 @@ from bitport.interop.gguf.header import read_header
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.vocabulary import GPT4O, LLAMA3, TEKKEN, vocabulary
 
-from .gguf_files import SIZES, transformers
+from .gguf_files import NAMES, SIZES, model_of, transformers, write
 from .gguf_models import EXPERTS, GEMMA, GPT_OSS, MIXTRAL, MORE, NEAR_AND_FAR, SHARED, YARN, small
 from .gguf_models import LLAMA3 as LLAMA3_ROPE
 from .test_gguf_vocabulary import SIZE, TEXTS, files_of, of_bytes, of_pieces
@@ -179,6 +179,17 @@ def test_llama_cpp_chooses_groups_by_their_two_best(llama_cpp: Any, tmp_path: Pa
     wanted = logits(in_float32(small(kind, **{**changes, **groups}), tmp_path), IDS)
     found = answers(llama_cpp, tmp_path / "m.gguf", IDS)
     assert float((found - wanted).abs().max()) > 1e-2 * float(wanted.abs().max())
+
+
+def test_llama_cpp_computes_mistral_large_as_mistral4(
+    llama_cpp: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In files of deepseek2, which bitport reads so, but does not write."""
+    monkeypatch.setitem(NAMES, "mistral4", "deepseek2")
+    kind, changes = MORE["mistral4"]
+    model = write(tmp_path / "m.gguf", model_of(small(kind, **changes)), {})
+    wanted, found = logits(model, IDS), answers(llama_cpp, tmp_path / "m.gguf", IDS)
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 
 WIDER = {"shared_expert_intermediate_size": 128}

@@ -460,6 +460,9 @@ ARCHITECTURES["glm-dsa"] = dataclasses.replace(
     special=indexed.glm_dsa,
     of_layers={**DEEPSEEK3.of_layers, "indexer": tuple(indexed.NAMES)},
 )
+ARCHITECTURES["mistral4"] = dataclasses.replace(
+    DEEPSEEK2, classname="Mistral4ForCausalLM", model_type="mistral4", special=latent.mistral4
+)
 ARCHITECTURES["glm4moelite"] = dataclasses.replace(
     DEEPSEEK3, classname="Glm4MoeLiteForCausalLM", model_type="glm4_moe_lite"
 )
@@ -480,6 +483,8 @@ def architecture(said: Mapping[str, Any]) -> Architecture:
         name = "mixtral"
     if name == "deepseek2" and said.get("deepseek2.expert_gating_func") == SIGMOID["expert_gating_func"]:
         name = "deepseek3"
+    if name == "deepseek2" and f"deepseek2.{latent.TEMPERATURE}" in said:
+        name = "mistral4"  # what Mistral Large 3 computes
     if name == "mistral3" and "mistral3.attention.temperature_scale" not in said:
         name = "llama"  # what Mistral Small 3 computes
     return ARCHITECTURES[str(name)]

@@ -1,4 +1,5 @@
-"""Attention whose keys and values are computed from one short vector of each token (``deepseek2``: DeepSeek, Kimi K2).
+"""Attention whose keys and values are computed from one short vector of each token (``deepseek2``: DeepSeek, Kimi K2;
+``mistral4``).
 
 The model's ``kv_b_proj`` makes them for all heads, [heads * (keys + values), rank]. llama.cpp multiplies the queries by
 the rows for keys instead, and so attends to the vectors themselves, as to one head of ``rank + turned`` numbers, of
@@ -33,6 +34,8 @@ KEY_OF_MODEL, VALUE_OF_MODEL = "attention.key_length_mla", "attention.value_leng
 MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 """0.1 of mscale_all_dim. Without it llama.cpp scales attention as no model of transformers does."""
 
+TEMPERATURE, STEP = "attention.temperature_scale", "attention.temperature_length"
+
 EPSILON = 1e-6
 """Of the norms of short vectors in the model, whatever the others have."""
 
@@ -49,6 +52,21 @@ def deepseek2(settings: Settings, config: dict[str, Any]) -> None:
 def deepseek3(settings: Settings, config: dict[str, Any]) -> None:
     _special(settings, config)
     config["num_nextn_predict_layers"] = 0
+
+
+def mistral4(settings: Settings, config: dict[str, Any]) -> None:
+    """Queries are scaled by the position, in steps of the original context, if the file says so."""
+    _special(settings, config)
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != "yarn":
+        raise CheckpointError(f"{settings.architecture}.rope.scaling.type is {rope['rope_type']!r}; yarn is read")
+    rope["llama_4_scaling_beta"] = settings.real(TEMPERATURE, 0.0)
+    original = rope["original_max_position_embeddings"]
+    step = settings.whole(STEP, ... if rope["llama_4_scaling_beta"] else original)
+    if step != original:
+        raise CheckpointError(f"{settings.architecture}.{STEP} is {step}; the original context, {original}, is read")
+    config["head_dim"] = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    rope["partial_rotary_factor"] = config["qk_rope_head_dim"] / config["head_dim"]
 
 
 def _special(settings: Settings, config: dict[str, Any]) -> None:
@@ -85,8 +103,11 @@ def settings_of(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield VALUE, rank
     yield KEY_OF_MODEL, wanted["qk_nope_head_dim"] + turned
     yield VALUE_OF_MODEL, wanted["v_head_dim"]
-    if (scale := wanted["rope_parameters"].get("mscale_all_dim")) is not None:
+    rope = wanted["rope_parameters"]
+    if (scale := rope.get("mscale_all_dim")) is not None:
         yield MULTIPLIER, 0.1 * scale
+    if rope.get("llama_4_scaling_beta"):
+        yield STEP, rope.get("original_max_position_embeddings")
 
 
 def joined(keys: Tensor, values: Tensor) -> Tensor:

@@ -71,6 +71,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "deepseek2": {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_shared_experts": 2}
     | {"routed_scaling_factor": 1.0, "norm_topk_prob": False, "topk_method": "greedy", "scoring_func": "softmax"},
     "deepseek3": OF_DEEPSEEK3,
+    "mistral4": {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_shared_experts": 1}
+    | {"routed_scaling_factor": 1.0, "norm_topk_prob": True},
     "deepseek32": OF_DEEPSEEK3,
     "glm-dsa": {**OF_DEEPSEEK3, "n_group": 1, "topk_group": 1},
     "glm4moelite": {"n_group": 1, "topk_group": 1, "n_shared_experts": 1}
@@ -114,7 +116,7 @@ def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if ARCHITECTURES[name].latent:
         for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
             _check(wanted, key)
-        wanted["head_dim"] = wanted["qk_rope_head_dim"]
+        wanted["head_dim"] = wanted["qk_rope_head_dim"] + (wanted["qk_nope_head_dim"] if name == "mistral4" else 0)
     if wanted.get("head_dim") is None and name not in OWN_HEADS:
         wanted["head_dim"] = wanted["hidden_size"] // wanted["num_attention_heads"]
     _check(wanted, "head_dim")
@@ -262,7 +264,9 @@ def _one_rope(name: str, said: Mapping[str, Any], wanted: Mapping[str, Any], par
         usual = {key: value for key, value in usual.items() if key != "partial_rotary_factor"}
     if name in MULTIMODAL:
         rope = {**POSITIONS, **rope}
-    if name == "mistral3" and rope.get("max_position_embeddings") == wanted["max_position_embeddings"]:
+    if name == "mistral4":
+        rope.setdefault("partial_rotary_factor", wanted["qk_rope_head_dim"] / wanted["head_dim"])
+    if name in ("mistral3", "mistral4") and rope.get("max_position_embeddings") == wanted["max_position_embeddings"]:
         del rope["max_position_embeddings"]
     if kind == "proportional":
         rope.setdefault("partial_rotary_factor", 1.0)

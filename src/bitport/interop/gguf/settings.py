@@ -156,7 +156,7 @@ def _rope(wanted: Mapping[str, Any], rope: Mapping[str, Any], vectors: dict[str,
         for end, key in (("long", "long_factor"), ("short", "short_factor")):
             vectors[f"rope_factors_{end}.weight"] = torch.tensor(rope[key], dtype=torch.float32)
         yield "rope.scaling.attn_factor", rope["attention_factor"]
-    if "llama_4_scaling_beta" in rope:
+    if rope.get("llama_4_scaling_beta"):
         yield "attention.temperature_scale", real(rope["llama_4_scaling_beta"])
     if "mscale_all_dim" in rope:
         yield "rope.scaling.yarn_log_multiplier", real(rope["mscale_all_dim"])
@@ -188,7 +188,7 @@ OWN: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]] = {
     **dict.fromkeys(HYBRID, _hybrid),
     **dict.fromkeys(("lfm2", "lfm2moe"), _convolving),
     "gemma4": gemma4.settings_of,
-    **dict.fromkeys(("deepseek2", "deepseek32"), latent.settings_of),
+    **dict.fromkeys(("deepseek2", "deepseek32", "mistral4"), latent.settings_of),
     "glm-dsa": indexed.settings_of,
 }
 """What only some architectures say."""

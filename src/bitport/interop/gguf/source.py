@@ -149,6 +149,12 @@ class Gguf:
         ):
             if names:
                 yield f"{shortened(names, 2)}: kept as floats, rounded to {self.dtype}, since {reason}"
+        rope = self.config["rope_parameters"]
+        if rope.get("llama_4_scaling_beta") == 0:
+            yield (
+                f"the file has no {latent.TEMPERATURE}, which llama.cpp's converter leaves out: if the model had it "
+                f"(llama_4_scaling_beta), it differs after {rope['original_max_position_embeddings']} tokens"
+            )
         yield from type_notes((stored.type for piece in self.pieces for stored in piece.stored), self.dtype)
         if rounded := [piece.name for piece in self.pieces if piece.change.less_one and _inexact(piece)]:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
