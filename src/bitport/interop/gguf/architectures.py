@@ -54,7 +54,7 @@ MIXED = {
     **{leaf: path for leaf, path in LINEAR.items() if leaf not in (*changes.MIXED, "ssm_alpha", "ssm_beta")},
     "ssm_ba": "linear_attn.in_proj_ba",
 }
-"""Linear attention with one matrix for all of a head of keys, beside which a file has two, or one."""
+"""Linear attention whose queries, keys, values and gates are made by one matrix (ALL_OF_A_HEAD)."""
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 BEFORE_MLP = {"ffn_norm": "post_attention_layernorm"}
 FOUR_NORMS = {
