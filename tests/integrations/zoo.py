@@ -235,6 +235,19 @@ ZOO: dict[str, Kind] = {
         },
         two_texts,
     ),
+    "gemma 4, a table of which one row is read": Kind(
+        "Gemma4ForConditionalGeneration",
+        "Gemma4Config",
+        {
+            "text_config": {
+                **{**DECODER, "pad_token_id": 0, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 96},
+                **{"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
+                "global_head_dim": 16,
+            },
+            **{"vision_config": None, "audio_config": None},
+            **{"image_token_id": 95, "audio_token_id": 94, "video_token_id": 93},
+        },
+    ),
 }
 
 

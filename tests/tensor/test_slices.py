@@ -135,7 +135,8 @@ REFUSED: dict[str, tuple[str, tuple[int, ...], Cut, str]] = {
     "inside-a-byte": ("int3-channel-sym", (64, 96), lambda w: w[:, 3:], "multiples of 8, .*bytes stay whole"),
     "end-inside-a-byte": ("int4-channel-sym", (64, 96), lambda w: w[:, :5], "multiples of 2, .*bytes stay whole"),
     "with-a-step": ("int8", (64, 96), lambda w: w[::2], "step 1, not 2: take the float tensor"),
-    "one-row": ("int8", (64, 96), lambda w: w[3], r"not dim 0 .*\.dequantize\(\)"),
+    "one-row-transposed": ("int8", (64, 96), lambda w: w.t()[3], r"not dim 0 .*\.dequantize\(\)"),
+    "one-row-as-a-view": ("int8", (64, 96), lambda w: w.select(0, 3), r"not dim 0 .*\.dequantize\(\)"),
     "one-column": ("int8", (64, 96), lambda w: w[:, 3], "not dim 1"),
     "one-row-of-experts": ("int8", (3, 64, 96), lambda w: w[:, 3], "only a batch"),
     "columns-by-index": (
@@ -203,6 +204,39 @@ def test_refused(make: Make, scheme: str, shape: tuple[int, ...], cut: Cut, mess
 def test_out_of_bounds(make: Make, cut: Cut, error: type[Exception]) -> None:
     with pytest.raises(error):
         cut(make("int4-g32", 3, 64, 96))
+
+
+@pytest.mark.parametrize("scheme", PRESETS)
+def test_a_row_of_a_table(make: Make, scheme: str) -> None:
+    """It was refused, while ids and slices were not: Gemma 4 reads that of its padding token in every forward pass."""
+    q = make(scheme, 64, 96)
+    rows = q.dequantize()
+    for at, row in ((0, q[0]), (63, q[-1]), (5, q[5, :]), (7, q[7, ...]), (9, q.to_layout("plain")[9])):
+        assert type(row) is Tensor
+        assert torch.equal(row, rows[at])
+    assert torch.equal(q[5, 32:64], rows[5, 32:64])
+    with pytest.raises(IndexError):
+        q[64]
+    with pytest.raises(ArgumentError):  # a write into the floats would be lost
+        q[5] = 0
+
+
+def test_a_row_in_a_program(make: Make) -> None:
+    class Padded(torch.nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            return torch.where(ids[:, None] == 0, self.weight[3, :], super().forward(ids))
+
+    table, ids = Padded(64, 96), torch.tensor([5, 0, 2])
+    table.weight = torch.nn.Parameter(make("int4-g32", 64, 96), requires_grad=False)
+    expected = table.weight.dequantize()[[5, 3, 2]]
+    assert torch.equal(torch.compile(table, backend="aot_eager", fullgraph=True)(ids), expected)
+    assert torch.equal(torch.export.export(table, (ids,)).module()(ids), expected)
+
+
+def test_a_row_in_the_order_of_the_value(make: Make) -> None:
+    for extra in ({"perm": torch.randperm(96)}, {"pre_scale": torch.rand(96) + 0.5}):
+        q = make("int4-g32", **extra)
+        assert torch.equal(q[3], q.dequantize()[3])
 
 
 def test_slices_of_the_canonical_form_are_views(make: Make) -> None:

@@ -54,9 +54,14 @@ def embedding(
 
 
 def getitem(q: QTensor, index: Any) -> Tensor:
-    """``q[index]``: integer ids look up rows of a table (negative ids count from the end); others slice or select."""
+    """``q[index]``: integer ids look up rows of a table (negative ids count from the end), as a number does one; others
+    slice or select."""
     if isinstance(index, Tensor) and index.dtype in (torch.int32, torch.int64) and index.dim() > 0 and q.dim() == 2:
         return embedding(torch.where(index < 0, index + q.matrix.n, index), q)
+    at, *rest = index if isinstance(index, tuple) and index else (index,)
+    if isinstance(at, (int, torch.SymInt)) and not isinstance(at, bool) and q.dim() == 2 and not q.transposed:
+        row = embedding(torch.arange(q.matrix.n, device=q.qdata.device)[at], q)
+        return row[tuple(rest)] if rest else row
     with torch._C.DisableTorchFunctionSubclass():
         made = Tensor.__getitem__(q, index)
     return recorded(made, QTensor)
