@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from bitport.errors import ArgumentError
 from bitport.nn.offloaded import refuse_offloaded
+from bitport.nn.read_otherwise import is_read_otherwise
 from bitport.schemes import Target
 from bitport.schemes.experts import EXPERT_NAMES, expert_blocks, is_router
 
@@ -28,48 +29,6 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.MultiheadAttention, "v_proj_weight", "attention"),
 )
 """(module type, parameter, kind)."""
-
-POSITIONS = ("rel_pos_bias", "rel_pos_x_bias", "rel_pos_y_bias")
-QUERIES = ("queries_embedder", "queries_features", "level_embed")
-PROMPTS = ("point_embed", "not_a_point_embed", "no_mask_embed")
-TOKENS = ("iou_token", "mask_tokens", "hq_token", "obj_score_token")
-SAM = ("Sam", "SamHQ", "Sam2", "Sam2Video", "Sam3Tracker", "Sam3TrackerVideo", "EdgeTam", "EdgeTamVideo")
-CONCEPTS = ("cls_embed", "query_embed", "reference_points", "presence_token")
-READ_OTHERWISE: dict[str, tuple[str, ...]] = {
-    "DeepseekV4GroupedLinear": ("",),
-    "TDNNLayer": ("kernel",),
-    "MobileBertLMPredictionHead": ("dense", "decoder"),
-    "RwkvSelfAttention": ("output",),
-    "RwkvFeedForward": ("value",),
-    "DetrMHAttentionMap": ("k_proj",),
-    "ConditionalDetrMHAttentionMap": ("k_proj",),
-    "MaskFormerDetrMHAttentionMap": ("k_proj",),
-    "DabDetrMHAttentionMap": ("k_linear",),
-    "LayoutLMv2Encoder": POSITIONS,
-    "LayoutLMv3Encoder": POSITIONS,
-    "PPDocLayoutV2ReadingOrderEncoder": POSITIONS,
-    "WeightStandardizedConv2d": ("",),
-    **dict.fromkeys(("StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"), ("",)),
-    "ProphetNetDecoder": ("ngram_embeddings",),
-    "Siglip2VisionEmbeddings": ("position_embedding",),
-    **dict.fromkeys(
-        ("VoxtralEncoder", "Qwen2AudioEncoder", "AudioFlamingo3Encoder", "MossTranscribeDiarizeAudioModel"),
-        ("embed_positions",),
-    ),
-    **dict.fromkeys(("DetrModel", "ConditionalDetrModel", "TableTransformerModel"), ("query_position_embeddings",)),
-    **dict.fromkeys(("DebertaEncoder", "DebertaV2Encoder", "SEWDTransformerEncoder"), ("rel_embeddings",)),
-    "DabDetrModel": ("query_refpoint_embeddings",),
-    **dict.fromkeys(
-        ("MaskFormerTransformerModule", "Mask2FormerTransformerModule", "OneFormerTransformerModule"), QUERIES
-    ),
-    **{f"{family}PromptEncoder": PROMPTS for family in SAM},
-    **{f"{family}MaskDecoder": TOKENS for family in SAM},
-    **dict.fromkeys(("Sam3GeometryEncoder", "Sam3DetrDecoder"), CONCEPTS),
-    **dict.fromkeys(("Sam3LiteTextGeometryEncoder", "Sam3LiteTextDetrDecoder"), CONCEPTS),
-}
-"""Class of transformers or timm -> its children ("": itself) whose weights get the kind "other": its forward
-reshapes, indexes, concatenates, adds or scales them directly, which needs plain tensors, instead of only calling the
-child."""
 
 PARAMETRIZED = "a layer's weight is computed from it; torch.nn.utils.parametrize.remove_parametrizations ends that"
 REWRITTEN = "max_norm rewrites the rows that are looked up"
@@ -115,7 +74,7 @@ def find_targets(model: nn.Module) -> list[Target]:
     blocks |= {name for name, module in modules.items() if "moe" in type(module).__name__.lower()}
     for module_name, module in modules.items():
         classes[module_name] = type(module).__name__
-        otherwise = _is_read_otherwise(module_name, classes)
+        otherwise = is_read_otherwise(module_name, classes)
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             if is_lazy(param):
                 full = f"{module_name}.{name}".lstrip(".")
@@ -144,14 +103,6 @@ def _note(module: nn.Module, name: str) -> str:
     if "forward" in mentioned and name not in mentioned:
         return ""
     return f"{type(module).__name__} has its own forward, which may use the weight otherwise than {known.__name__}"
-
-
-def _is_read_otherwise(module: str, classes: Mapping[str, str]) -> bool:
-    """Whether READ_OTHERWISE lists the class of ``module`` itself, or for an ancestor's class the child that contains
-    it. ``classes``: class name of each module, by module name."""
-    names = module.split(".")
-    children = ((".".join(names[:at]), name) for at, name in enumerate(names))
-    return any(name in READ_OTHERWISE.get(classes.get(of, ""), ()) for of, name in (*children, (module, "")))
 
 
 def _kind(module_name: str, module: nn.Module, name: str, param: Tensor, blocks: Collection[str]) -> tuple[str, bool]:
