@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import bitport as bp
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, RecipeError
 from bitport.nn import find_targets
 from bitport.nn.targets import lie_transposed
 from bitport.train import prepare_
@@ -219,3 +220,33 @@ def test_standardized_convolutions_of_timm_are_left_as_they_are(name: str) -> No
     report = bp.quantize_(model, {"*": "int8"})
     assert [layer.name for layer in report.quantized] == ["1.weight"]
     assert torch.equal(model[0](x), expected)
+
+
+HOOKS: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = {
+    "remove_weight_norm": (nn.utils.weight_norm, nn.utils.remove_weight_norm),
+    "remove_spectral_norm": (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
+    "prune.remove": (lambda layer, name: prune.l1_unstructured(layer, name, 0.3), prune.remove),
+}
+"""What ends it, as a report calls it -> a function that has a weight computed by a hook, and one that ends it."""
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(nn.Linear, "weight"), (nn.Conv1d, "weight"), (nn.Embedding, "weight"), (nn.MultiheadAttention, "in_proj_weight")],
+)
+@pytest.mark.parametrize("way_out", HOOKS)
+def test_weights_that_a_hook_computes_are_left_with_a_way_out(way_out: str, layer: Any, name: str) -> None:
+    """They were only "of unknown type", although the layer is a known one."""
+    hook, end = HOOKS[way_out]
+    odd = hook(layer(8, 4, *((3,) if layer is nn.Conv1d else ())), name)
+    left = [
+        choice for choice in bp.plan(nn.ModuleList([odd, nn.Linear(4, 4)]), {"*": "int8"}).choices if not choice.scheme
+    ]
+    assert left
+    assert all(choice.name.startswith(f"0.{name}_") and way_out in choice.reason for choice in left)
+    if layer is not nn.MultiheadAttention:
+        with pytest.raises(RecipeError, match=f"fits no weight.*computed from it.*{way_out}"):
+            bp.plan(odd, {"*": "int8"})
+    end(odd, name)
+    assert all(choice.scheme for choice in bp.plan(odd, {"*": "int8"}).choices)

@@ -31,6 +31,10 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
 """(module type, parameter, kind)."""
 
 PARAMETRIZED = "a layer's weight is computed from it; torch.nn.utils.parametrize.remove_parametrizations ends that"
+HOOKED = (
+    "a layer's weight is computed from it before each call; torch.nn.utils.prune.remove, remove_weight_norm or "
+    "remove_spectral_norm ends that"
+)
 REWRITTEN = "max_norm rewrites the rows that are looked up"
 UNFIT: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.LSTM, "PyTorch's LSTM computes with float weights only"),
@@ -90,11 +94,14 @@ def find_targets(model: nn.Module) -> list[Target]:
 
 
 def _note(module: nn.Module, name: str) -> str:
-    """Says so if a parametrization reads the parameter. Also if a subclass has a forward of its own, unless that calls
-    the one of PyTorch's class and does not mention the parameter: most of them call F.linear(x, weight), with the same
-    kernels; but one that computes with the weight first dequantizes it, or fails, and no way to tell is certain."""
+    """Says so if a parametrization or a hook reads the parameter. Also if a subclass has a forward of its own, unless
+    that calls the one of PyTorch's class and does not mention the parameter: most of them call F.linear(x, weight),
+    with the same kernels; but one that computes with the weight first dequantizes it, or fails, and no way to tell is
+    certain."""
     if isinstance(module, ParametrizationList):
         return PARAMETRIZED
+    if any(isinstance(module, each) and _is_hooked(module, param, name) for each, param, _ in WEIGHTS):
+        return HOOKED
     known = next((each for each, param, _ in WEIGHTS if isinstance(module, each) and param == name), None)
     forward = inspect.unwrap(type(module).forward)
     if known is None or forward is known.forward:
@@ -103,6 +110,12 @@ def _note(module: nn.Module, name: str) -> str:
     if "forward" in mentioned and name not in mentioned:
         return ""
     return f"{type(module).__name__} has its own forward, which may use the weight otherwise than {known.__name__}"
+
+
+def _is_hooked(module: nn.Module, known: str, name: str) -> bool:
+    """Whether ``name`` stands in place of the parameter ``known``, as pruning and the older forms of weight_norm and
+    spectral_norm leave it."""
+    return known not in module._parameters and name in (f"{known}_orig", f"{known}_g", f"{known}_v")
 
 
 def _kind(module_name: str, module: nn.Module, name: str, param: Tensor, blocks: Collection[str]) -> tuple[str, bool]:

@@ -154,7 +154,7 @@ class Recipe:
                 what = f"{rule.scheme}, a scheme given by name," if _is_by_name(rule) else f"rule {rule.match!r}"
                 raise RecipeError(
                     f"{what} (kinds: {', '.join(rule.kinds or KINDS[:-1])}) fits no weight; "
-                    f"the model has {_preview(targets, rule.match)}{_otherwise(targets, rule)}"
+                    f"the model has {_preview(targets, rule.match)}{_otherwise(targets, rule) or _noted(targets, rule)}"
                 )
         self._check_order(fitting)
         choices = [self._decide(target, fits) for target, fits in zip(targets, fitting, strict=True)]
@@ -316,6 +316,13 @@ def _otherwise(targets: Sequence[Target], rule: Rule) -> str:
         if any(map(dataclasses.replace(rule, match=wider).fits, targets)):
             return f". A pattern is for whole names; {wider!r} would fit some"
     return ""
+
+
+def _noted(targets: Sequence[Target], rule: Rule) -> str:
+    """What is noted of the first weight that the rule names and that has a note."""
+    named = dataclasses.replace(rule, kinds=KINDS)
+    noted = (target for target in targets if target.note and named.fits(target))
+    return next((f". {target.name}: {target.note}" for target in noted), "")
 
 
 def _preview(targets: Sequence[Target], like: str, limit: int = 8) -> str:
