@@ -116,6 +116,30 @@ def test_what_an_algorithm_cannot_treat_is_told(model: Model) -> None:
     assert all("powers of two" in layer.note for layer in report.quantized)
 
 
+@pytest.mark.parametrize(("name", "solver"), [("awq", "clip"), ("awq+hqq", "hqq"), ("awq+gptq", "rtn")])
+def test_a_transform_leaves_tables_and_convolutions_to_what_follows(name: str, solver: str) -> None:
+    """They were rounded to nearest whatever followed, since "32 of 32 matrices saw no input in calibration"."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.conv, self.head = nn.Embedding(96, 64), nn.Conv1d(64, 32, 3), nn.Linear(32, 16)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.conv(self.embed(ids).mT).mT)
+
+    torch.manual_seed(0)
+    after = Both()
+    alone = copy.deepcopy(after)
+    ids = torch.arange(96).reshape(4, 24)
+    report = bitport.quantize_(after, {"*": "int4-g32"}, algorithm=name, calibrate=[ids])
+    bitport.quantize_(alone, {"*": "int4-g32"}, algorithm=solver)
+    for layer, module in zip(report.layers, ("embed", "conv"), strict=False):
+        assert (layer.name, layer.algorithm) == (f"{module}.weight", solver)
+        assert "calibration" not in layer.note
+        assert torch.equal(getattr(after, module).weight, getattr(alone, module).weight)
+
+
 def test_a_weight_whose_input_is_never_seen(model: Model) -> None:
     other = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
     before = other["unused"].weight.detach().clone()

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bitport.algorithms.algorithm import RTN, Algorithm
+from bitport.algorithms.chain import Chain
 from bitport.algorithms.gptq_core import objective
+from bitport.algorithms.trial import NO_PRODUCTS
 from bitport.calibrate.contexts import no_autocast
 from bitport.calibrate.inputs import Inputs
 from bitport.nn.quantize import error_of, quantize_target
@@ -72,7 +74,10 @@ def apply(
     pre_scale: Tensor | None = None,
 ) -> Outcome:
     """Quantize ``value`` to ``scheme`` by ``algorithm``. A weight without data (on meta) only gets shapes.
-    ``pre_scale``: the factor that its input will be multiplied by before the product."""
+    ``pre_scale``: the factor that its input will be multiplied by before the product. Tables and convolutions, whose
+    inputs are not measured, get what the algorithm does without."""
+    if inputs is not None and not inputs.any_rows and target.kind in NO_PRODUCTS:
+        inputs, algorithm = None, algorithm.solver if isinstance(algorithm, Chain) else algorithm
     refused = algorithm.refuses(scheme.weight, target.kind)
     note = refused or (_unseen(inputs) if inputs is not None else "")
     used = RTN() if refused or (inputs is not None and not inputs.any_rows) else algorithm
