@@ -12,6 +12,8 @@
 
 namespace bitport {
 
+constexpr size_t kPanels = size_t(384) << 10;   // bytes of the panels of a set
+
 struct Pass {
   int64_t m, tiles, columns, stretch, block;   // block: rows of x in registers
   size_t row_bytes, column_bytes;              // bytes of a laid-out row of x, of a column of a panel
@@ -19,43 +21,53 @@ struct Pass {
 
   // The stretch, shortened so that all stretches of K have about the same length.
   int64_t span() const { return ceil_div(ceil_div(columns, ceil_div(columns, stretch)), kScaled) * kScaled; }
-  // Rows that are laid out at once, by all threads: as many as a shared cache holds.
+  size_t panel_bytes() const { return aligned(size_t(span()) * column_bytes); }
+  // Whether all tiles are one set, since they are few. They take so little time that laying out x counts: each thread does
+  // it for rows of its own, which stay in L2 until they pass by.
+  bool apart() const { return size_t(tiles) * panel_bytes() <= 2 * kPanels; }
+  // Otherwise the rows that are laid out at once, by all threads: as many as a shared cache holds.
   int64_t laid_out() const {
+    if (apart()) return 0;
     constexpr size_t kBytes = size_t(16) << 20;
     const int64_t fit = int64_t(kBytes / row_bytes), most = fit < block ? block : fit;
     return ceil_div(ceil_div(m, ceil_div(m, most)), block) * block;
   }
 };
 
-// Work provides what sweep() calls, except laid_out(), and
+// Work provides what sweep() calls, and
 //   placed(row, memory)             x, with rows from `row` on to be laid out in memory
 //   lay_out_all(x, row, rows)       lays them out, with several threads if there is enough to do
 // Returns false if out of memory.
 template <class Work>
 bool pass(const Pass& p, char* laid_out, const Work& work) {
-  constexpr size_t kPanels = size_t(384) << 10;   // bytes of the panels of a set
   constexpr int64_t kPieces = 4, kLeast = 128;    // of work per thread, if tiles are few; rows of one of them
-  const int64_t span = p.span(), most = p.laid_out();
-  const size_t panel_bytes = aligned(size_t(span) * p.column_bytes);
+  const bool apart = p.apart(), waits = p.span() < p.columns;
+  const int64_t span = p.span(), most = apart ? p.m : p.laid_out();
+  const size_t panel_bytes = p.panel_bytes();
   const int64_t fit = int64_t(kPanels / panel_bytes), least = ceil_div(p.tiles, fit ? fit : 1);
-  const int64_t sets = smaller(ceil_div(least, p.threads) * p.threads, p.tiles);
-  const bool waits = span < p.columns;
+  const int64_t of_each = ceil_div(least, p.threads), sets = apart ? 1 : of_each * p.threads;
   std::atomic<bool> failed{false};
 
   for (int64_t begin = 0; begin < p.m; begin += most) {
     const int64_t rows = smaller(most, p.m - begin);
-    const auto x = work.placed(begin, laid_out);
-    work.lay_out_all(x, begin, rows);
-    const int64_t cuts = p.threads > 1 ? smaller(ceil_div(rows, kLeast), ceil_div(kPieces * p.threads, sets)) : 1;
+    const auto shared = work.placed(begin, laid_out);
+    if (!apart) work.lay_out_all(shared, begin, rows);
+    const int64_t most_cuts = ceil_div(rows, kLeast), wanted = ceil_div(kPieces * p.threads, smaller(sets, p.tiles));
+    const int64_t cuts = apart ? ceil_div(most_cuts, p.threads) * p.threads : p.threads > 1 ? smaller(most_cuts, wanted) : 1;
     const int64_t part = ceil_div(ceil_div(rows, cuts), p.block) * p.block;
 
     share(sets * ceil_div(rows, part), p.threads, [&](int64_t i) {
-      const int64_t first = p.tiles * (i % sets) / sets, tiles = p.tiles * (i % sets + 1) / sets - first;
+      // Sets that are worked off at a time lie far from each other, or two threads would ask for the same new page of y.
+      const int64_t at = i % sets, set = at % p.threads * of_each + at / p.threads;
+      const int64_t first = p.tiles * set / sets, tiles = p.tiles * (set + 1) / sets - first;
+      if (tiles == 0) return;
       const int64_t top = begin + i / sets * part, bottom = smaller(top + part, begin + rows);
       const size_t sums = size_t(waits ? part : p.block) * 32;   // per tile
-      char* memory = own_buffer.need((panel_bytes + sums * 4) * size_t(tiles));
+      const size_t used = (panel_bytes + sums * 4) * size_t(tiles);
+      char* memory = own_buffer.need(used + (apart ? size_t(part) * p.row_bytes : 0));
       if (!memory) { failed = true; return; }
       float* const sum = reinterpret_cast<float*>(memory + panel_bytes * size_t(tiles));
+      const auto x = apart ? work.laid_out(top, bottom - top, memory + used) : shared;
       work.start();
       for (int64_t k = 0; k < p.columns; k += span) {
         const auto panel = [&](int64_t tile) {
