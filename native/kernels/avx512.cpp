@@ -7,7 +7,6 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kDepth = 1536;
-constexpr int64_t kAtOnce = 12;   // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
 
 template <class Format, Fetch How>
 AVX512 void decode_as(const BitportTiles& w, const Panel& panel) {
@@ -42,11 +41,11 @@ AVX512 void multiply_rows(const float* x, const float* next, int64_t steps, cons
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     for (int j = 0; j < 2; ++j) a[r][j] = _mm512_load_ps(sum + r * 32 + j * 16);
-  for (int64_t step = 0; step < steps; ++step, x += kAtOnce * 32) {
+  for (int64_t step = 0; step < steps; ++step, x += kPassing * 32) {
     if (next) {
 #pragma GCC unroll 32
       for (int line = 0; line < R * 2; ++line) __builtin_prefetch(next + line * 16, 0, kToL1);
-      next += kAtOnce * 32;
+      next += kPassing * 32;
     }
 #pragma GCC unroll 2
     for (int64_t i = 0; i < 32; ++i, panel += 32) {
@@ -64,15 +63,14 @@ AVX512 void multiply_rows(const float* x, const float* next, int64_t steps, cons
     for (int j = 0; j < 2; ++j) _mm512_store_ps(sum + r * 32 + j * 16, a[r][j]);
 }
 
-constexpr void (*kByRows[kAtOnce])(const float*, const float*, int64_t, const float*, float*) = {
+constexpr void (*kByRows[kPassing])(const float*, const float*, int64_t, const float*, float*) = {
     multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,  multiply_rows<5>,  multiply_rows<6>,
     multiply_rows<7>, multiply_rows<8>, multiply_rows<9>, multiply_rows<10>, multiply_rows<11>, multiply_rows<12>};
 
 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  const auto x_at = [&](int64_t r) { return static_cast<const float*>(job.rows) + job.at(r, panel.k); };
+  const float* x = static_cast<const float*>(job.rows) + job.at(row, panel.k);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  kByRows[rows - 1](x_at(row), row + kAtOnce < job.m ? x_at(row + kAtOnce) : nullptr, panel.count / 32,
-                    static_cast<const float*>(panel.data), sum);
+  kByRows[rows - 1](x, after<float>(job, row, panel.k), panel.count / 32, static_cast<const float*>(panel.data), sum);
 }
 
 constexpr int64_t kRows = 4;   // rows of x multiplied at once without a panel
@@ -200,7 +198,8 @@ AVX512 void avx512_stream(const float* sum, const float* bias, void* y, int32_t 
 }
 
 const Engine avx512_engine = {
-    false, kDepth, kAtOnce, {}, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused, avx512_store, nullptr, nullptr, nullptr};
+    false, kDepth, kPassing, {}, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused, avx512_store,
+    nullptr, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

@@ -15,6 +15,9 @@
 
 namespace bitport {
 
+// Rows of x whose sums, 32 each, stay in registers, besides two of the weight and one of x.
+constexpr int64_t kPassing = 12;
+
 AVX512_INLINE __m512 load16(const void* p, int32_t type, int64_t i) {
   switch (type) {
     case BITPORT_F32: return _mm512_loadu_ps(static_cast<const float*>(p) + i);

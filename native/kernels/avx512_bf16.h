@@ -146,6 +146,7 @@ AVX512_BF16_INLINE __m512bh pair_of(const uint16_t* x) {   // neighbours in K, f
 // a power of two they would be rounded once more. So the scales of x apply to the sums over these columns, and with
 // them those of the weight if they are constant there. Rounding errors of a weight with few values under one scale are
 // not random: with 128 x 128 blocks a rounded weight exceeds the error budget of a product.
+//
 // Values, and the factors of the sums over each 128 columns, [count / 128][32]; and these factors alone.
 void avx512_decode_blocks(const BitportTiles& weight, const Panel& panel, float* factors);
 void avx512_scales_of_blocks(const BitportTiles& weight, const Panel& panel, float* factors);

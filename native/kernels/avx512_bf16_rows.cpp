@@ -8,7 +8,6 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kDepth = 3072;
-constexpr int64_t kAtOnce = 12;     // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
 constexpr int64_t kFusedRows = 64, kLongest = 512;   // rows and groups that are fused
 
 // Rows up to which looking up codes again for every 8 of them beats a panel.
@@ -97,26 +96,21 @@ template <int R>
 void add_block(const Few& few) { add_scaled<R, true>(few); }
 
 using Function = void (*)(const Few&);
-constexpr Function kAdd[2][kAtOnce] = {{add<1, 1>, add<2, 1>, add<3, 1>, add<4, 1>, add<5, 1>, add<6, 1>,
+constexpr Function kAdd[2][kPassing] = {{add<1, 1>, add<2, 1>, add<3, 1>, add<4, 1>, add<5, 1>, add<6, 1>,
                                         add<7, 1>, add<8, 1>, add<9, 1>, add<10, 1>, add<11, 1>, add<12, 1>},
                                        {add<1, 2>, add<2, 2>, add<3, 2>, add<4, 2>, add<5, 2>, add<6, 2>,
                                         add<7, 2>, add<8, 2>, add<9, 2>, add<10, 2>, add<11, 2>, add<12, 2>}};
-constexpr Function kAddGroup[kAtOnce] = {add_group<1>, add_group<2>, add_group<3>, add_group<4>,  add_group<5>,  add_group<6>,
+constexpr Function kAddGroup[kPassing] = {add_group<1>, add_group<2>, add_group<3>, add_group<4>,  add_group<5>,  add_group<6>,
                                          add_group<7>, add_group<8>, add_group<9>, add_group<10>, add_group<11>, add_group<12>};
-constexpr Function kAddBlock[kAtOnce] = {add_block<1>, add_block<2>, add_block<3>, add_block<4>,  add_block<5>,  add_block<6>,
+constexpr Function kAddBlock[kPassing] = {add_block<1>, add_block<2>, add_block<3>, add_block<4>,  add_block<5>,  add_block<6>,
                                          add_block<7>, add_block<8>, add_block<9>, add_block<10>, add_block<11>, add_block<12>};
-
-// The rows of x that pass by after those from `row` on.
-const uint16_t* after(const Job& job, int64_t row, int64_t k) {
-  return row + kAtOnce < job.m ? static_cast<const uint16_t*>(job.rows) + job.at(row + kAtOnce, k) : nullptr;
-}
 
 void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
   const bool second = job.weight->n - panel.tile * 32 > 16;   // whether the tile has more than 16 rows
-  kAdd[second][rows - 1]({x, kAtOnce * 32, smaller(job.weight->k - panel.k, panel.count),
-                          static_cast<const uint16_t*>(panel.data), sum, nullptr, nullptr, 0, after(job, row, panel.k)});
+  kAdd[second][rows - 1]({x, kPassing * 32, smaller(job.weight->k - panel.k, panel.count),
+                          static_cast<const uint16_t*>(panel.data), sum, nullptr, nullptr, 0, after<uint16_t>(job, row, panel.k)});
 }
 
 float* scales_of(const Panel& panel) { return reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + panel.count * 32); }
@@ -129,8 +123,8 @@ AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
   for (int64_t k = 0, end = smaller(job.weight->k - panel.k, panel.count); k < end; k += kScaled, scale += 32) {
     const Affine scales[2] = {{_mm512_load_ps(scale), {}}, {_mm512_load_ps(scale + 16), {}}};
-    kAddBlock[rows - 1]({x + k * kAtOnce, kAtOnce * 32, smaller(end - k, kScaled), values + k * 32, sum, scales,
-                         job.scales + (panel.k + k) / kScaled * job.m + row, 1, after(job, row, panel.k + k)});
+    kAddBlock[rows - 1]({x + k * kPassing, kPassing * 32, smaller(end - k, kScaled), values + k * 32, sum, scales,
+                         job.scales + (panel.k + k) / kScaled * job.m + row, 1, after<uint16_t>(job, row, panel.k + k)});
   }
 }
 
@@ -143,7 +137,7 @@ AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
     const int64_t first = g * w.group, last = g + 1 < groups ? first + w.group : columns;
     avx512_look_up_bf16(w, {tile, first, last - first, panel});
     const Affine scales[2] = {affine(w, (tile * groups + g) * 32), affine(w, (tile * groups + g) * 32 + 16)};
-    by_few(job.m, job.block, kAtOnce, [&](int64_t row, int64_t count) {
+    by_few(job.m, job.block, kPassing, [&](int64_t row, int64_t count) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, first);
       kAddGroup[count - 1]({x, job.block * 32, smaller(last, w.k) - first, static_cast<const uint16_t*>(panel),
                             sum + row * 32, scales, w.zero ? job.sums + row * groups + g : nullptr, groups});
@@ -162,11 +156,11 @@ void end() { _mm_sfence(); }   // fences non-temporal stores
 }  // namespace
 
 const Engine avx512_bf16_engine = {
-    true, kDepth, kAtOnce, {}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
+    true, kDepth, kPassing, {}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
     multiply_panel, nullptr, fuses, fused, avx512_store, avx512_stream, nullptr, end};
 
 const Engine avx512_bf16_blocks_engine = {
-    true, kDepth, kAtOnce, {}, avx512_widen, decode_blocks, nullptr, nullptr,
+    true, kDepth, kPassing, {}, avx512_widen, decode_blocks, nullptr, nullptr,
     multiply_blocks, nullptr, fuses_blocks, avx512_fused_bf16, avx512_store, avx512_stream, nullptr, end};
 
 }  // namespace bitport

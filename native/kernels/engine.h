@@ -53,6 +53,13 @@ struct Panel {
 // and the weight has a zero. The zero may subtract many times the result, so the rounding error of long sums counts.
 static inline int64_t summed_columns(const BitportTiles& w, bool bf16) { return w.zero && !bf16 ? 256 : kMost; }
 
+// x at a column of the rows that pass by (pass.h) after those from `row` on; null: none do.
+template <class Number>
+const Number* after(const Job& job, int64_t row, int64_t k) {
+  const int64_t next = row + job.block;
+  return next < job.m ? static_cast<const Number*>(job.rows) + job.at(next, k) : nullptr;
+}
+
 // Calls work(row, count) on rows from 0 on. Parts never cross a block boundary; each block is split as evenly as
 // possible into the fewest parts of at most `most` rows.
 template <class Work>

@@ -145,8 +145,7 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
   }
 }
 
-constexpr int64_t kAtOnce = 12;   // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
-constexpr void (*kMultiply[kAtOnce])(const Int8Job&, const Panel&, int64_t, float*) = {
+constexpr void (*kMultiply[kPassing])(const Int8Job&, const Panel&, int64_t, float*) = {
     multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,  multiply_rows<5>,  multiply_rows<6>,
     multiply_rows<7>, multiply_rows<8>, multiply_rows<9>, multiply_rows<10>, multiply_rows<11>, multiply_rows<12>};
 
@@ -163,7 +162,7 @@ void avx512_int8_fused(const Int8Job& job, int64_t tile, void*, float* sum) {
   with_fetch([&](auto how) { BITPORT_WITH_BITS(job.weight->bits, (fused_as<Bits, how>(job, tile, sum))) });
 }
 
-const Int8Engine avx512_int8_engine = {6144, 1, kAtOnce, {}, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
+const Int8Engine avx512_int8_engine = {6144, 1, kPassing, {}, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
                                        multiply, nullptr, nullptr, nullptr, avx512_int8_finish, false, nullptr, nullptr};
 
 }  // namespace bitport

@@ -52,8 +52,9 @@ bool pass(const Pass& p, char* laid_out, const Work& work) {
     const int64_t rows = smaller(most, p.m - begin);
     const auto shared = work.placed(begin, laid_out);
     if (!apart) work.lay_out_all(shared, begin, rows);
-    const int64_t most_cuts = ceil_div(rows, kLeast), wanted = ceil_div(kPieces * p.threads, smaller(sets, p.tiles));
-    const int64_t cuts = apart ? ceil_div(most_cuts, p.threads) * p.threads : p.threads > 1 ? smaller(most_cuts, wanted) : 1;
+    int64_t cuts = 1;
+    if (apart) cuts = ceil_div(ceil_div(rows, kLeast), p.threads) * p.threads;
+    else if (p.threads > 1) cuts = smaller(ceil_div(rows, kLeast), ceil_div(kPieces * p.threads, smaller(sets, p.tiles)));
     const int64_t part = ceil_div(ceil_div(rows, cuts), p.block) * p.block;
 
     share(sets * ceil_div(rows, part), p.threads, [&](int64_t i) {

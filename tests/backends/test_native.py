@@ -105,10 +105,9 @@ def test_rows_so_long_that_only_a_span_of_them_stays_in_the_cache(isa: str, sche
 @pytest.mark.parametrize(("scheme", "m"), [("int4", 1400), ("int4-int8", 2800)])
 def test_more_of_x_than_is_laid_out_at_once(isa: str, scheme: str, m: int) -> None:
     """16 MiB, of two bytes per number or of one."""
-    if isa == "scalar":
-        pytest.skip("it lays out all of x, and takes a minute")
     op = "linear" if scheme == "int4" else "dyn_linear"
-    for sample in products(scheme, BF16, "cpu_tiles", n=250, k=6200, m=m):
+    n = 3 if isa == "scalar" else 250  # slow, and the same whatever n is
+    for sample in products(scheme, BF16, "cpu_tiles", n=n, k=6200, m=m):
         assert shortfall(sample, OPS[op].overload(*sample.args)) <= 0
 
 

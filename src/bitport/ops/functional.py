@@ -60,7 +60,9 @@ def getitem(q: QTensor, index: Any) -> Tensor:
         return embedding(torch.where(index < 0, index + q.matrix.n, index), q)
     at, *rest = index if isinstance(index, tuple) and index else (index,)
     if isinstance(at, (int, torch.SymInt)) and not isinstance(at, bool) and q.dim() == 2 and not q.transposed:
-        row = embedding(torch.arange(q.matrix.n, device=q.qdata.device)[at], q)
+        if not -q.matrix.n <= at < q.matrix.n:
+            raise IndexError(f"rows are {-q.matrix.n} to {q.matrix.n - 1}, not {at}")
+        row = embedding(torch.tensor(at % q.matrix.n, device=q.qdata.device), q)
         return row[tuple(rest)] if rest else row
     with torch._C.DisableTorchFunctionSubclass():
         made = Tensor.__getitem__(q, index)

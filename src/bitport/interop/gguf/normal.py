@@ -61,9 +61,8 @@ TURNED = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, "minimax-m2": 1.0, **dict.fr
 """Architectures with partial rotary embeddings -> the default fraction."""
 POSITIONS = {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
 """The default rotary settings of MULTIMODAL, for positions of three parts."""
-OF_DEEPSEEK3 = {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "n_shared_experts": 1} | {
-    **{"routed_scaling_factor": 2.5, "norm_topk_prob": True}
-}
+OF_DEEPSEEK3: dict[str, Any] = {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "n_shared_experts": 1}
+OF_DEEPSEEK3 |= {"routed_scaling_factor": 2.5, "norm_topk_prob": True}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "granite": dict.fromkeys(ARCHITECTURES["granite"].more, 1.0),
     "glm4moe": {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
