@@ -19,8 +19,9 @@ from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.config import TOKENS, config_of
 from bitport.interop.gguf.header import shortest
 from bitport.interop.gguf.keys import EPSILONS, KEYS, MOST, REAL, Settings
-from bitport.interop.gguf.normal import HYBRID, normal, real
+from bitport.interop.gguf.normal import normal
 from bitport.interop.gguf.special import EVERY, INNER, RECURRENT, SECTIONS, llama3_factors
+from bitport.interop.gguf.usual import HYBRID, real
 
 ALIKE = {"mistral": "llama", "kimi_k2": "deepseek3"}
 """Model types that compute the same as another one."""
