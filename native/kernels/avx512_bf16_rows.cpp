@@ -8,10 +8,14 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kDepth = 3072;
-constexpr int64_t kFusedRows = 64, kLongest = 512;   // rows and groups that are fused
+constexpr int64_t kLongest = 512;   // groups that are fused
 
 // Rows up to which looking up codes again for every 8 of them beats a panel.
 int64_t few_rows(const BitportTiles& w) { return w.bits == 4 && w.group >= 32 ? 24 : 8; }
+
+// Rows up to which a panel of each group, in L1, beats those of pass.h. A panel of scaled values takes longer to make if
+// codes have more than one digit.
+int64_t fused_rows(const BitportTiles& w) { return w.bits > 4 ? 64 : 32; }
 
 // A few rows and a stretch of K: operands and destination.
 struct Few {
@@ -145,7 +149,7 @@ AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   }
 }
 
-bool fuses(const BitportTiles& w, int64_t m) { return m <= few_rows(w) || (m <= kFusedRows && has_long_groups(w, kLongest)); }
+bool fuses(const BitportTiles& w, int64_t m) { return m <= few_rows(w) || (m <= fused_rows(w) && has_long_groups(w, kLongest)); }
 
 bool fuses_blocks(const BitportTiles& w, int64_t m) {
   return m <= few_rows(w) && !w.zero && smaller(w.group, w.k) == smaller(kScaled, w.k);

@@ -35,11 +35,12 @@ struct Job {
   const float* sums;   // [m][pieces]: sums of x over each piece, if the weight has a zero and scales are applied to sums
   int64_t m, block;
   const float* scales = nullptr;   // [ceil(k / kScaled)][m]: scales of x, for engines whose multiply() applies them
-  int64_t first = 0;               // the row at which `rows` begins, a multiple of the block
+  int64_t first = 0;               // the row at which `rows` begins
 
   // Index of the element at a row and column; the column is a multiple of 32.
   int64_t at(int64_t row, int64_t k) const {
-    return (((row - first) / block * ((weight->k + 31) / 32) + k / 32) * block + row % block) * 32;
+    const int64_t r = row - first;
+    return ((r / block * ((weight->k + 31) / 32) + k / 32) * block + r % block) * 32;
   }
 };
 
@@ -103,7 +104,7 @@ struct Engine {
   void (*look_up)(const BitportTiles& weight, const Panel& panel);   // null: never late
   void (*finish)(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);
   // Adds the product of rows [row, row + rows) and the panel to sum, or overwrites sum if the panel begins at column 0;
-  // row is a multiple of the block.
+  // row begins a block.
   void (*multiply)(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum);
   // The same, while decoding (looking up, if late) another panel; null: the engine cannot overlap the two.
   void (*multiply_ahead)(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next,

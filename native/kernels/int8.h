@@ -21,7 +21,7 @@ struct Int8Job {
   int8_t* rows;
   const float* sums;       // [pieces][m], of the codes; exact
   int64_t m, block, stretch;
-  int64_t first = 0;       // the row that `rows` begins with, a multiple of the block
+  int64_t first = 0;       // the row that `rows` begins with
 };
 
 constexpr int64_t kInt8Step = 64;              // columns
@@ -34,8 +34,8 @@ static inline int32_t center(const BitportTiles& w) { return w.bits == 1 ? 0 : 1
 static inline bool has_shift(const BitportTiles& w) { return w.zero || w.bits == 1; }
 
 static inline const int8_t* codes_at(const Int8Job& job, int64_t row, int64_t k) {
-  const int64_t step = (row - job.first) / job.block * int8_steps(*job.weight) + k / kInt8Step;
-  return job.rows + (step * job.block + row % job.block) * kInt8Step + k % kInt8Step;
+  const int64_t r = row - job.first, step = r / job.block * int8_steps(*job.weight) + k / kInt8Step;
+  return job.rows + (step * job.block + r % job.block) * kInt8Step + k % kInt8Step;
 }
 
 // Sums of the codes over one piece, for a row and those after it.
@@ -56,7 +56,7 @@ struct Int8Engine {
   // Few rows (always including one): overwrites sum [m][32].
   void (*fused)(const Int8Job& job, int64_t tile, void* panel, float* sum);
   // Many rows: a panel of codes is unpacked, then multiplied by rows of x and added to sum, which a panel from column 0
-  // overwrites; row is a multiple of the block. A panel begins at a multiple of 64 columns and may end within a step
+  // overwrites; row begins a block. A panel begins at a multiple of 64 columns and may end within a step
   // only at the last column.
   void (*unpack)(const BitportTiles& weight, const Panel& panel);
   void (*multiply)(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum);

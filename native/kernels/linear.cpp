@@ -14,6 +14,19 @@ namespace {
 
 thread_local Buffer call_buffer;
 
+constexpr int64_t kSummed = 256;   // numbers that are widened at a time
+
+// Loops that compilers make vectors of.
+float sum_of(const float* x, int64_t count) {
+  float part[16] = {};
+  for (; count >= 16; count -= 16, x += 16)
+    for (int i = 0; i < 16; ++i) part[i] += x[i];
+  for (int64_t i = 0; i < count; ++i) part[i] += x[i];
+  for (int i = 0; i < 8; ++i) part[i] += part[i + 8];
+  for (int i = 0; i < 4; ++i) part[i] += part[i + 4];
+  return (part[0] + part[2]) + (part[1] + part[3]);
+}
+
 struct Call : Product {
   const Engine& engine;
   const Activate activate;
@@ -58,20 +71,20 @@ struct Call : Product {
       else if (count == 32) std::memcpy(to, from, 64);   // compile-time size
       else std::memcpy(to, from, size_t(count) * 2);
     }
-    if (!sums_of_x) return;
-    const uint16_t* const half = static_cast<const uint16_t*>(values);
-    const float* const wide = static_cast<const float*>(rows.rows) + rows.at(row, 0);
-    if (engine.bf16) sum_up(row, [&](int64_t k) { return float_of_bf16(half[k]); });
-    else sum_up(row, [&](int64_t k) { return wide[k / 32 * rows.block * 32 + k % 32]; });
+    if (sums_of_x) sum_up(row, static_cast<const char*>(values), type);
   }
 
-  template <class Number>
-  void sum_up(int64_t row, const Number& number) const {
+  void sum_up(int64_t row, const char* values, int32_t type) const {
+    alignas(64) float wide[kSummed];
     float* const to = sums_of_x + row * pieces_of(weight, summed());
     for (Pieces piece(weight, summed(), 0); piece.begin < weight.k; piece.next()) {
-      float part[8] = {};
-      for (int64_t k = piece.begin; k < piece.end; ++k) part[k & 7] += number(k);
-      to[piece.index] = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+      float sum = 0;
+      for (int64_t k = piece.begin; k < piece.end; k += kSummed) {
+        const int64_t count = smaller(kSummed, piece.end - k);
+        engine.widen(values + k * width_of(type), type, count, wide);
+        sum += sum_of(wide, count);
+      }
+      to[piece.index] = sum;
     }
   }
 

@@ -13,6 +13,7 @@
 namespace bitport {
 
 constexpr size_t kPanels = size_t(384) << 10;   // bytes of the panels of a set
+constexpr int64_t kLeast = 128;                 // rows that pass by a set
 
 struct Pass {
   int64_t m, tiles, columns, stretch, block;   // block: rows of x in registers
@@ -25,6 +26,11 @@ struct Pass {
   // Whether all tiles are one set, since they are few. They take so little time that laying out x counts: each thread does
   // it for rows of its own, which stay in L2 until they pass by.
   bool apart() const { return size_t(tiles) * panel_bytes() <= 2 * kPanels; }
+  // As many as fit into L2 beside the tiles, which are unpacked again for each part.
+  int64_t together() const {
+    const int64_t fit = int64_t(kPanels / row_bytes);
+    return fit < kLeast ? kLeast : fit;
+  }
   // Otherwise the rows that are laid out at once, by all threads: as many as a shared cache holds.
   int64_t laid_out() const {
     if (apart()) return 0;
@@ -40,7 +46,7 @@ struct Pass {
 // Returns false if out of memory.
 template <class Work>
 bool pass(const Pass& p, char* laid_out, const Work& work) {
-  constexpr int64_t kPieces = 4, kLeast = 128;    // of work per thread, if tiles are few; rows of one of them
+  constexpr int64_t kPieces = 4;   // of work per thread, if tiles are few
   const bool apart = p.apart(), waits = p.span() < p.columns;
   const int64_t span = p.span(), most = apart ? p.m : p.laid_out();
   const size_t panel_bytes = p.panel_bytes();
@@ -53,9 +59,10 @@ bool pass(const Pass& p, char* laid_out, const Work& work) {
     const auto shared = work.placed(begin, laid_out);
     if (!apart) work.lay_out_all(shared, begin, rows);
     int64_t cuts = 1;
-    if (apart) cuts = ceil_div(ceil_div(rows, kLeast), p.threads) * p.threads;
+    if (apart) cuts = ceil_div(ceil_div(rows, p.together()), p.threads) * p.threads;
     else if (p.threads > 1) cuts = smaller(ceil_div(rows, kLeast), ceil_div(kPieces * p.threads, smaller(sets, p.tiles)));
-    const int64_t part = ceil_div(ceil_div(rows, cuts), p.block) * p.block;
+    // In `shared` a part begins with a block.
+    const int64_t even = ceil_div(rows, cuts), whole = ceil_div(even, p.block) * p.block, part = apart ? even : whole;
 
     share(sets * ceil_div(rows, part), p.threads, [&](int64_t i) {
       // Sets that are worked off at a time lie far from each other, or two threads would ask for the same new page of y.
@@ -65,7 +72,7 @@ bool pass(const Pass& p, char* laid_out, const Work& work) {
       const int64_t top = begin + i / sets * part, bottom = smaller(top + part, begin + rows);
       const size_t sums = size_t(waits ? part : p.block) * 32;   // per tile
       const size_t used = (panel_bytes + sums * 4) * size_t(tiles);
-      char* memory = own_buffer.need(used + (apart ? size_t(part) * p.row_bytes : 0));
+      char* memory = own_buffer.need(used + (apart ? size_t(whole) * p.row_bytes : 0));
       if (!memory) { failed = true; return; }
       float* const sum = reinterpret_cast<float*>(memory + panel_bytes * size_t(tiles));
       const auto x = apart ? work.laid_out(top, bottom - top, memory + used) : shared;
