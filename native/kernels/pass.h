@@ -26,7 +26,7 @@ struct Pass {
   // Whether all tiles are one set, since they are few. They take so little time that laying out x counts: each thread does
   // it for rows of its own, which stay in L2 until they pass by.
   bool apart() const { return size_t(tiles) * panel_bytes() <= 2 * kPanels; }
-  // As many as fit into L2 beside the tiles, which are unpacked again for each part.
+  // How many it lays out at a time: as fit into L2 beside the tiles, which it then unpacks again.
   int64_t together() const {
     const int64_t fit = int64_t(kPanels / row_bytes);
     return fit < kLeast ? kLeast : fit;
