@@ -54,7 +54,7 @@ def test_every_matrix_has_its_kind() -> None:
         "conv1.weight": "conv",
         "conv2.weight": "conv",
         "conv3.weight": "conv",
-        "up.weight": "other",
+        "up.weight": "conv",
         "bilinear.weight": "other",
         "head.weight": "linear",
     }

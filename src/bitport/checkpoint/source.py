@@ -120,8 +120,8 @@ class Source:
 
     def ask(self, model: nn.Module | None, arrangement: Arrangement | None = None) -> None:
         """Let the modules of ``model`` determine what the weights are, since they know more than names: an embedding
-        with an unusual name, one that rewrites its rows, a transposed convolution. Tensors that the model lacks, or
-        splits, are still judged by name. ``arrangement``: as for the files."""
+        with an unusual name, one that rewrites its rows, a class that reads its weight itself. Tensors that the model
+        lacks, or splits, are still judged by name. ``arrangement``: as for the files."""
         if model is None:
             if arrangement is not None:
                 raise ArgumentError("an arrangement is that of a model: give model= too")

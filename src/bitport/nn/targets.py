@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Collection
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -23,6 +22,9 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.Conv1d, "weight", "conv"),
     (nn.Conv2d, "weight", "conv"),
     (nn.Conv3d, "weight", "conv"),
+    (nn.ConvTranspose1d, "weight", "conv"),
+    (nn.ConvTranspose2d, "weight", "conv"),
+    (nn.ConvTranspose3d, "weight", "conv"),
     (nn.MultiheadAttention, "in_proj_weight", "attention"),
     (nn.MultiheadAttention, "q_proj_weight", "attention"),
     (nn.MultiheadAttention, "k_proj_weight", "attention"),
@@ -36,10 +38,7 @@ HOOKED = (
     "remove_spectral_norm ends that"
 )
 REWRITTEN = "max_norm rewrites the rows that are looked up"
-UNFIT: tuple[tuple[type[nn.Module], str], ...] = (
-    (nn.LSTM, "PyTorch's LSTM computes with float weights only"),
-    (_ConvTransposeNd, "the rows of a transposed convolution are its inputs, those of a quantized weight are outputs"),
-)
+UNFIT: tuple[tuple[type[nn.Module], str], ...] = ((nn.LSTM, "PyTorch's LSTM computes with float weights only"),)
 """(module type, why its weights cannot be quantized, even by a rule that names their kind)."""
 
 

@@ -57,7 +57,7 @@ class QTensor(Tensor):
 
     Its value is ``dequantize()``; the input is permuted and pre-scaled, not the value. ``dtype`` is only what that
     returns by default: casting a QTensor never changes the stored numbers. The matrix is [..., N, K] with blocks
-    along K; a convolution's weight is [out, rest] flattened; ``transposed``: this tensor is the view [..., K, N] of
+    along K; a convolution's weight is [first, rest] flattened; ``transposed``: this tensor is the view [..., K, N] of
     it."""
 
     qdata: Tensor
@@ -331,8 +331,9 @@ def quantize_tensor(
 ) -> QTensor:
     """Round ``value`` to nearest in ``scheme`` (or the preset of that name), in the layout its device prefers.
 
-    A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel]; a
-    ``transposed`` one is stored as [.., K, N]. ``by`` replaces the function that chooses codes and scales.
+    A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel], that of
+    a transposed convolution ([in, out, *kernel]) as [in, out * kernel]. A ``transposed`` matrix is stored as
+    [.., K, N]. ``by`` replaces the function that chooses codes and scales.
 
     Assign it to a module as a new parameter, ``layer.weight = nn.Parameter(q, requires_grad=False)``. With
     ``layer.weight.data = q`` the float parameter would have no memory, and PyTorch would crash when it reads it.
