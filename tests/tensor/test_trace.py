@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bitport
 from bitport.numerics import Quantized, sqnr
-from bitport.schemes import PRESETS, preset
+from bitport.schemes import KINDS, PRESETS, preset
 from bitport.tensor import QTensor, cache_key, from_parts, quantize_tensor
 
 
@@ -57,6 +57,17 @@ def test_a_layer_compiled_in_place(scheme: str) -> None:
     torch.compiler.reset()
     layer.compile(fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(layer(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_attributes_that_are_read_where_nothing_is_compiled() -> None:
+    """As torch.nn reads those of the weights of a GRU. Dynamo compiled each such read, and took the code of one for
+    another: 'torch.dtype' object has no attribute 'type'."""
+    layer = nn.GRU(16, 16)
+    bitport.quantize_(nn.ModuleDict({"layer": layer}), [("*", "int8", KINDS)])
+    model, x = nn.Sequential(nn.Linear(16, 16), layer), torch.randn(3, 2, 16)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager")(x)[0]
+    torch.testing.assert_close(compiled, model(x)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", PRESETS)

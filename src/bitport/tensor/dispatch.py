@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo import eval_frame
 
 Adding = Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
 
@@ -21,6 +22,19 @@ def adding_to(table: dict[Any, Callable[..., Any]]) -> Adding:
         return add
 
     return implements
+
+
+def not_compiled_alone(function: Callable[..., Any], nor_what_it_calls: bool = False) -> Callable[..., Any]:
+    """Let torch.compile trace ``function`` as part of what calls it only. In code that it leaves as it is, as that of
+    torch.nn, it compiles each Python function by itself.
+
+    For ``__torch_function__`` this goes wrong: torch finds the compiled code by the id of the torch function, and a
+    method that is read from a tensor has none of its own for long, so that a weight's ``device`` could be its dtype. A
+    recurrent layer would become a program of all its steps, and a new one for each number of steps."""
+    skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(skip, skip if nor_what_it_calls else default)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
 
 
 def function_for(table: Mapping[Any, Callable[..., Any]], func: Any) -> Callable[..., Any] | None:

@@ -16,7 +16,7 @@ from bitport.numerics import FLOATS, Format, Quantized, dequantize, quantize
 from bitport.schemes import KINDS, Scheme
 from bitport.schemes.presets import scheme_of
 from bitport.tensor.cache_key import source_key
-from bitport.tensor.dispatch import function_for, handled
+from bitport.tensor.dispatch import function_for, handled, not_compiled_alone
 from bitport.tensor.exporting import recorded
 from bitport.tensor.parts import (
     check_dense,
@@ -220,6 +220,7 @@ class QTensor(Tensor):
             return f"bitport.QTensor {source_key()} {self.shape} {parts} {context}"
 
     @classmethod
+    @not_compiled_alone
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handler = function_for(FUNCTIONS, func)
         if handler is not None:

@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bitport.errors import ArgumentError
 from bitport.schemes import Scheme
 from bitport.tensor.cache_key import source_key
-from bitport.tensor.dispatch import function_for, handled
+from bitport.tensor.dispatch import function_for, handled, not_compiled_alone
 from bitport.tensor.methods import SET_DATA
 from bitport.tensor.qtensor import QTensor, rows_of
 from bitport.train.fixed import Fixed
@@ -180,6 +180,7 @@ class TrainedTensor(Tensor):
         return f"bitport.TrainedTensor {source_key()} {parts} {context}"
 
     @classmethod
+    @not_compiled_alone
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handler = function_for(FUNCTIONS, func)
         if handler is not None:
