@@ -23,6 +23,7 @@ from bitport.layouts import LAYOUTS, Matrix, preferred
 from bitport.layouts.tile_packed import TilePacked
 from bitport.numerics import Quantized
 from bitport.schemes import PRESETS
+from bitport.tensor import QTensor
 from tests.scripts import ended, printed
 
 INT4 = Matrix("int4", 48, 256, 1, 128), Quantized(torch.zeros(48, 128, dtype=torch.uint8), torch.ones(48, 2).bfloat16())
@@ -282,7 +283,6 @@ def test_a_size_that_the_group_does_not_divide_is_not_skipped(k: int) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        pytest.param(nn.LSTM(8, 8), id="lstm"),
         pytest.param(nn.Bilinear(4, 4, 4), id="bilinear"),
         pytest.param(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), id="weight-norm"),
     ],
@@ -292,19 +292,25 @@ def test_what_cannot_be_quantized_is_reported(module: nn.Module) -> None:
     report = bitport.quantize_(model, "int8")
     assert [layer.name for layer in report.quantized] == ["linear.weight"]
     assert report.skipped
-    reasons = ("unknown type", "float weights only")
     way_out = ["remove_parametrizations" in layer.reason for layer in report.skipped]
     assert way_out == [nn.utils.parametrize.is_parametrized(module)] * len(way_out)
-    assert all(any(reason in layer.reason for reason in reasons) for layer in report.skipped)
+    assert all("unknown type" in layer.reason for layer in report.skipped)
 
 
-@pytest.mark.parametrize("module", [nn.LSTM(8, 8)])
-def test_a_rule_for_what_cannot_be_quantized_leaves_it_with_a_reason(module: nn.Module) -> None:
-    """An LSTM failed at the first forward."""
+@pytest.mark.parametrize(
+    "module",
+    [nn.LSTM(8, 8), nn.GRU(8, 8), nn.RNNCell(8, 8), nn.ConvTranspose1d(4, 4, 3), nn.ConvTranspose3d(4, 4, 3)],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_rule_for_all_leaves_no_matrix_of_these(module: nn.Module) -> None:
+    """Recurrent layers and transposed convolutions stayed float; of the latter a matrix is [in, out * kernel]."""
     model = nn.ModuleDict({"odd": module, "linear": nn.Linear(8, 8)})
-    report = bitport.quantize_(model, [("odd", "int8", ("other",)), ("*", "int8")])
-    assert [layer.name for layer in report.quantized] == ["linear.weight"]
-    assert not any("unknown" in layer.reason for layer in report.skipped)
+    by_name = bitport.plan(model, "int8")
+    assert [choice.name for choice in by_name.quantized] == ["linear.weight"]
+    assert all("a scheme given by name leaves" in choice.reason for choice in by_name.skipped)
+    report = bitport.quantize_(model, {"*": "int8"})
+    assert not report.skipped
+    assert all(isinstance(param, QTensor) for param in model.parameters() if param.dim() > 1)
 
 
 def test_weight_norm_of_a_quantized_weight_is_refused_at_once() -> None:

@@ -55,7 +55,7 @@ def quantize_(
 
     ``recipe``: which weights get which scheme: a scheme or its name (for all linear layers, attention projections and
     experts), a dict ``{pattern: scheme}`` over module names, of which the first match decides (``{"*": "int4"}`` covers
-    embeddings and convolutions too), or anything else that :meth:`Recipe.of` takes.
+    embeddings, convolutions and recurrent layers too), or anything else that :meth:`Recipe.of` takes.
     ``algorithm``: how weights are rounded, by name or as an object of bitport.algorithms: "rtn" (to nearest), "clip",
     "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so. Transforms,
     which change the model but not what it computes, may come first: "awq", "awq+gptq", ("awq", GPTQ()).

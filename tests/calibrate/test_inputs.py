@@ -69,6 +69,21 @@ def test_a_weight_that_lies_transposed() -> None:
     torch.testing.assert_close(watch.seen["v"].gram.double(), 2 * by_hand(X), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_inputs_and_states_of_recurrent_layers(make: Callable[..., nn.RNNBase]) -> None:
+    """PyTorch multiplies them in a function of its own. Each state but the last is an input of the next step."""
+    layer, x = make(4, 6), torch.randn(5, 2, 4)
+    with torch.no_grad(), Watch({"ih": layer.weight_ih_l0, "hh": layer.weight_hh_l0}) as watch:
+        watched = layer(x)[0]
+    with torch.no_grad():
+        states = layer(x)[0]
+    torch.testing.assert_close(watched, states, rtol=1e-5, atol=1e-5)
+    seen = watch.seen["ih"], watch.seen["hh"]
+    assert [int(each.rows) for each in seen] == [10, 10]
+    for each, rows in zip(seen, (x, states[:-1]), strict=True):  # the first state is zero
+        torch.testing.assert_close(each.gram.double(), by_hand(rows), rtol=1e-5, atol=1e-5)
+
+
 UNSEEN: dict[str, Callable[[], Tensor]] = {
     "another weight": lambda: F.linear(X, W.detach().clone()),
     "columns of it": lambda: F.linear(X[..., :2], W[:, :2]),

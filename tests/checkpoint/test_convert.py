@@ -99,7 +99,7 @@ class Misnamed(nn.Module):
         self.token = nn.Embedding(40, 64)
         self.rewritten = nn.Embedding(40, 64, max_norm=1.0)
         self.patch_embedding = nn.Linear(64, 96)
-        self.upscale = nn.ConvTranspose1d(64, 8, 3)
+        self.upscale, self.cell = nn.ConvTranspose1d(64, 8, 3), nn.GRUCell(64, 64)
         self.bilinear = nn.Bilinear(8, 8, 16)
         self.register_buffer("table", torch.randn(8, 64))
         self.codebook = nn.Module()
@@ -118,8 +118,8 @@ def test_modules_tell_more_than_names(recipe: Any, tmp_path: Path) -> None:
     assert_same(model, bp.load(Misnamed, tmp_path / "files"))
     quantized = {layer.name for layer in report.quantized}
     assert {choice.name for choice in plan.quantized} == quantized
-    more = {"token.weight", "upscale.weight"} if recipe != "int4-g32" else set()
-    assert quantized == {"patch_embedding.weight"} | more
+    more = {"token.weight", "upscale.weight", "cell.weight_ih", "cell.weight_hh"}
+    assert quantized == {"patch_embedding.weight"} | (more if recipe != "int4-g32" else set())
     assert {choice.name for choice in plan_files(tmp_path / "hf", recipe).quantized} != quantized
 
 

@@ -35,6 +35,8 @@ class Model(nn.Module):
         self.conv2 = nn.Conv2d(8, 4, 3)
         self.conv3 = nn.Conv3d(8, 4, 3)
         self.up = nn.ConvTranspose1d(8, 4, 3)
+        self.lstm = nn.LSTM(8, 8, proj_size=4, bidirectional=True)
+        self.cell = nn.GRUCell(8, 8)
         self.bilinear = nn.Bilinear(4, 4, 2)
         self.table = nn.Parameter(torch.randn(4, 8))
         self.counts = nn.Parameter(torch.ones(2, 2, dtype=torch.int64), requires_grad=False)
@@ -55,6 +57,9 @@ def test_every_matrix_has_its_kind() -> None:
         "conv2.weight": "conv",
         "conv3.weight": "conv",
         "up.weight": "conv",
+        **{f"lstm.weight_{each}_l0{back}": "recurrent" for each in ("ih", "hh", "hr") for back in ("", "_reverse")},
+        "cell.weight_ih": "recurrent",
+        "cell.weight_hh": "recurrent",
         "bilinear.weight": "other",
         "head.weight": "linear",
     }
@@ -233,19 +238,23 @@ HOOKS: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = {
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize(
     ("layer", "name"),
-    [(nn.Linear, "weight"), (nn.Conv1d, "weight"), (nn.Embedding, "weight"), (nn.MultiheadAttention, "in_proj_weight")],
+    [
+        *((layer, "weight") for layer in (nn.Linear, nn.Conv1d, nn.ConvTranspose1d, nn.Embedding)),
+        (nn.MultiheadAttention, "in_proj_weight"),
+        (nn.LSTM, "weight_hh_l0"),
+    ],
 )
 @pytest.mark.parametrize("way_out", HOOKS)
 def test_weights_that_a_hook_computes_are_left_with_a_way_out(way_out: str, layer: Any, name: str) -> None:
     """They were only "of unknown type", although the layer is a known one."""
     hook, end = HOOKS[way_out]
-    odd = hook(layer(8, 4, *((3,) if layer is nn.Conv1d else ())), name)
+    odd = hook(layer(8, 4, *((3,) if layer in (nn.Conv1d, nn.ConvTranspose1d) else ())), name)
     left = [
         choice for choice in bp.plan(nn.ModuleList([odd, nn.Linear(4, 4)]), {"*": "int8"}).choices if not choice.scheme
     ]
     assert left
     assert all(choice.name.startswith(f"0.{name}_") and way_out in choice.reason for choice in left)
-    if layer is not nn.MultiheadAttention:
+    if name == "weight":  # it has no other
         with pytest.raises(RecipeError, match=f"fits no weight.*computed from it.*{way_out}"):
             bp.plan(odd, {"*": "int8"})
     end(odd, name)

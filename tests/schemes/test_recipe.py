@@ -222,7 +222,7 @@ def test_two_schemes_for_a_tied_weight_are_a_conflict() -> None:
 def test_a_rule_that_fits_nothing_is_an_error() -> None:
     with pytest.raises(
         RecipeError,
-        match=r"rule 'heat' \(kinds: linear, .*, conv\) fits no weight; the model has head \(linear\), .* and 1 more",
+        match=r"rule 'heat' \(kinds: linear, .*, recurrent\) fits no weight; the model has head \(linear\), .* 1 more",
     ):
         chosen([("heat", "int8"), ("*", "int4")])
     with pytest.raises(RecipeError, match=r"kinds: attention\) fits no weight"):

@@ -28,6 +28,8 @@ class Model(nn.Module):
         self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
         self.norm = nn.LayerNorm(64)
+        self.up = nn.ConvTranspose1d(64, 64, 3, padding=1)
+        self.recurrent = nn.GRU(64, 64, batch_first=True)
         self.head = nn.Linear(64, 50, bias=False)
         self.head.weight = self.embed.weight
 
@@ -35,10 +37,11 @@ class Model(nn.Module):
         x = self.embed(ids)
         x = x + self.conv(x.transpose(1, 2)).transpose(1, 2)
         x = x + self.attention(x, x, x, need_weights=False)[0]
-        return self.head(self.norm(x + self.mlp(x)))
+        x = self.recurrent(x + self.mlp(x))[0]
+        return self.head(self.norm(self.up(x.transpose(1, 2)).transpose(1, 2)))
 
 
-EVERYTHING = [("*", "int4-g32", ("linear", "embedding", "attention", "conv"))]
+EVERYTHING = [("*", "int4-g32", ("linear", "embedding", "attention", "conv", "recurrent"))]
 IDS = torch.arange(24).reshape(2, 12)
 
 
@@ -49,7 +52,7 @@ def loss_of(model: nn.Module) -> Tensor:
 def test_every_kind_trains_as_what_it_becomes() -> None:
     model = Model()
     plan = prepare_(model, EVERYTHING)
-    assert len(plan.quantized) == 7
+    assert len(plan.quantized) == 10
     loss = loss_of(model)
     loss.backward()
     assert all(param.grad is not None for param in model.parameters())
@@ -175,7 +178,7 @@ def test_hooks_of_a_parameter_stay_until_they_are_removed() -> None:
 def test_parameters_that_something_else_holds_are_new_objects() -> None:
     model = Model()
     held, before = loss_of(model), model.embed.weight
-    with pytest.warns(UserWarning, match=r"of 6 weights \(embed.weight, .*made before does not train them"):
+    with pytest.warns(UserWarning, match=r"of 9 weights \(embed.weight, .*made before does not train them"):
         prepare_(model, EVERYTHING)
     assert model.head.weight is model.embed.weight is not before
     held.backward()

@@ -16,9 +16,8 @@ from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, choose_qparams, quantize
 
-KINDS = ("linear", "experts", "attention")
-"""Kinds of weights whose error is that of a product with their inputs. (A recipe's DEFAULT_KINDS are the same ones, but
-for another reason: what a scheme given by name covers.)"""
+KINDS = ("linear", "experts", "attention", "recurrent")
+"""Kinds of weights whose error is that of a product with their inputs."""
 
 COARSE_BITS = 2
 

@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from bitport.calibrate.contexts import no_autocast
 from bitport.calibrate.stand_in import Between, StandIn
 from bitport.errors import ArgumentError
+from bitport.ops.recurrent import RECURRENT
 from bitport.schemes import Target
 
 PANEL = 512
@@ -164,6 +166,9 @@ class Watch(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return ATTENTION(*args, **(kwargs or {}))
+        if func in RECURRENT and any(id(each) in self.weights for each in tree_leaves((args, kwargs))):
+            with self:
+                return RECURRENT[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _note(self, x: Tensor, weight: Tensor, flipped: bool, ends: Tensor | None) -> None:

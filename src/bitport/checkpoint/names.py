@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from bitport.checkpoint.dtypes import WEIGHT_DTYPES
-from bitport.nn.targets import lie_transposed
+from bitport.nn.targets import CELL, LAYER, lie_transposed
 from bitport.schemes import Target
 from bitport.schemes.experts import expert_blocks, is_router
 
@@ -18,6 +18,7 @@ EMBEDDINGS = r"(\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|
 KINDS: tuple[tuple[str, int, str], ...] = (
     (rf"(.*\.)?({EMBEDDINGS})\.weight", 2, "embedding"),
     (r"(.*\.)?(in|[qkv])_proj_weight", 2, "attention"),
+    (rf"(.*\.)?({LAYER}|{CELL})", 2, "recurrent"),
     (r"(.*\.)?weight", 2, "linear"),
     (r"(?i).*(expert|moe).*|(.*\.)?(input|output)_linear\.weight", 3, "experts"),
     (r"(.*\.)?weight", 3, "conv"),

@@ -20,7 +20,7 @@ from bitport.checkpoint.source import FETCH, PIPELINE
 from bitport.errors import CheckpointError, shortened
 from bitport.interop.skeleton import FACTOR, SPARE, Bounded, check_layers
 from bitport.interop.tracing import TracedTensor, traced
-from bitport.nn.targets import WEIGHTS
+from bitport.nn.targets import known_weight
 from bitport.optional import UNREADABLE, optional
 
 PREFIX = "model.diffusion_model."
@@ -55,8 +55,8 @@ class Component:
         self.quantizable = {
             f"{name}.{parameter}"
             for name, module in self.model.named_modules(remove_duplicate=False)
-            for kind, parameter, _ in WEIGHTS
-            if isinstance(module, kind)
+            for parameter in module._parameters
+            if known_weight(module, parameter)
         }
 
     def made_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TracedTensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection
 
 from torch import Tensor, nn
@@ -15,6 +16,10 @@ from bitport.nn.read_otherwise import is_read_otherwise
 from bitport.schemes import Target
 from bitport.schemes.experts import EXPERT_NAMES, expert_blocks, is_router
 
+LAYER = r"weight_(ih|hh|hr)_l\d+(_reverse)?"
+CELL = r"weight_(ih|hh)"
+"""Weights of recurrent networks: of the inputs, of the state, and the projection of an LSTM's state."""
+
 WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.Linear, "weight", "linear"),
     (nn.Embedding, "weight", "embedding"),
@@ -25,12 +30,15 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.ConvTranspose1d, "weight", "conv"),
     (nn.ConvTranspose2d, "weight", "conv"),
     (nn.ConvTranspose3d, "weight", "conv"),
-    (nn.MultiheadAttention, "in_proj_weight", "attention"),
-    (nn.MultiheadAttention, "q_proj_weight", "attention"),
-    (nn.MultiheadAttention, "k_proj_weight", "attention"),
-    (nn.MultiheadAttention, "v_proj_weight", "attention"),
+    (nn.MultiheadAttention, "(in|q|k|v)_proj_weight", "attention"),
+    (nn.LSTM, LAYER, "recurrent"),
+    (nn.GRU, LAYER, "recurrent"),
+    (nn.RNN, LAYER, "recurrent"),
+    (nn.LSTMCell, CELL, "recurrent"),
+    (nn.GRUCell, CELL, "recurrent"),
+    (nn.RNNCell, CELL, "recurrent"),
 )
-"""(module type, parameter, kind)."""
+"""(module type, regular expression for the parameter, kind)."""
 
 PARAMETRIZED = "a layer's weight is computed from it; torch.nn.utils.parametrize.remove_parametrizations ends that"
 HOOKED = (
@@ -38,8 +46,6 @@ HOOKED = (
     "remove_spectral_norm ends that"
 )
 REWRITTEN = "max_norm rewrites the rows that are looked up"
-UNFIT: tuple[tuple[type[nn.Module], str], ...] = ((nn.LSTM, "PyTorch's LSTM computes with float weights only"),)
-"""(module type, why its weights cannot be quantized, even by a rule that names their kind)."""
 
 
 def lie_transposed(shapes: Collection[tuple[int, ...]]) -> bool:
@@ -84,9 +90,7 @@ def find_targets(model: nn.Module) -> list[Target]:
                 raise ArgumentError(f"{full} has no shape yet: run the model once, so that its lazy modules get theirs")
             if param.dim() > 1 and param.is_floating_point():
                 kind, transposed = ("other", False) if otherwise else _kind(module_name, module, name, param, blocks)
-                unfit = next((why for known, why in UNFIT if isinstance(module, known)), "")
-                if kind == "embedding" and getattr(module, "max_norm", None) is not None:
-                    unfit = REWRITTEN
+                unfit = REWRITTEN if kind == "embedding" and getattr(module, "max_norm", None) is not None else ""
                 shape, note = tuple(param.shape), _note(module, name)
                 targets.append(Target(module_name, name, kind, shape, str(id(param)), transposed, unfit, note))
     return targets
@@ -99,31 +103,40 @@ def _note(module: nn.Module, name: str) -> str:
     certain."""
     if isinstance(module, ParametrizationList):
         return PARAMETRIZED
-    if any(isinstance(module, each) and _is_hooked(module, param, name) for each, param, _ in WEIGHTS):
+    if _is_hooked(module, name):
         return HOOKED
-    known = next((each for each, param, _ in WEIGHTS if isinstance(module, each) and param == name), None)
+    known = known_weight(module, name)
     forward = inspect.unwrap(type(module).forward)
-    if known is None or forward is known.forward:
+    if known is None or forward is known[0].forward:
         return ""
     mentioned = getattr(getattr(forward, "__code__", None), "co_names", ())
     if "forward" in mentioned and name not in mentioned:
         return ""
-    return f"{type(module).__name__} has its own forward, which may use the weight otherwise than {known.__name__}"
+    return f"{type(module).__name__} has its own forward, which may use the weight otherwise than {known[0].__name__}"
 
 
-def _is_hooked(module: nn.Module, known: str, name: str) -> bool:
-    """Whether ``name`` stands in place of the parameter ``known``, as pruning and the older forms of weight_norm and
+def known_weight(module: nn.Module, name: str) -> tuple[type[nn.Module], str] | None:
+    """The entry of WEIGHTS for the parameter ``name``: the module type and the kind."""
+    return next(
+        ((known, kind) for known, names, kind in WEIGHTS if isinstance(module, known) and re.fullmatch(names, name)),
+        None,
+    )
+
+
+def _is_hooked(module: nn.Module, name: str) -> bool:
+    """Whether ``name`` stands in place of a parameter of WEIGHTS, as pruning and the older forms of weight_norm and
     spectral_norm leave it."""
-    return known not in module._parameters and name in (f"{known}_orig", f"{known}_g", f"{known}_v")
+    computed, _, part = name.rpartition("_")
+    return part in ("orig", "g", "v") and computed not in module._parameters and bool(known_weight(module, computed))
 
 
 def _kind(module_name: str, module: nn.Module, name: str, param: Tensor, blocks: Collection[str]) -> tuple[str, bool]:
     """(kind of a parameter, whether it is stored as [.., K, N]). A 3-D parameter [experts, N, K] is "experts" if its
     own name, or its module's name or class, contains one of EXPERT_NAMES. It is [experts, K, N] if the module's
     ``is_transposed`` says so, as most of transformers do, or else its shapes."""
-    for module_type, known, kind in WEIGHTS:
-        if isinstance(module, module_type) and name == known:
-            return "other" if kind == "linear" and is_router(module_name, param.shape, blocks) else kind, False
+    if known := known_weight(module, name):
+        _, kind = known
+        return "other" if kind == "linear" and is_router(module_name, param.shape, blocks) else kind, False
     label = f"{module_name} {type(module).__name__} {name}".lower()
     if param.dim() == 3 and any(word in label for word in EXPERT_NAMES):
         said = getattr(module, "is_transposed", None)

@@ -15,6 +15,7 @@ from bitport.ops.bags import embedding_bag, padding_row
 from bitport.ops.linear import check_dense
 from bitport.ops.matmul import addmm, baddbmm, bmm, einsum, grouped_mm, in_place, into_given, matmul, mm, mv
 from bitport.ops.product import linear, operand, run
+from bitport.ops.recurrent import RECURRENT
 from bitport.ops.values import dense_rows, quantize_weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
 from bitport.tensor.aten import take_experts
@@ -161,6 +162,7 @@ FUNCTIONS.update(
         torch.mv: into_given(mv),
         torch.addmm: into_given(addmm),
         torch.baddbmm: into_given(baddbmm),
+        **RECURRENT,
     }
 )
 

@@ -32,6 +32,7 @@ PLURALS = {
     "attention": "attention projections",
     "embedding": "embeddings",
     "conv": "convolutions",
+    "recurrent": "recurrent layers",
     "other": "weights of modules of unknown type",
 }
 
@@ -116,9 +117,9 @@ class Recipe:
     @classmethod
     def of(cls, spec: RecipeLike) -> Recipe:
         """A recipe from any accepted form: a preset name or scheme (for linear layers, attention projections and
-        experts; embeddings and convolutions need a rule), a dict ``{pattern: scheme}``, a rule, a sequence of rules,
-        (pattern, scheme) pairs and (pattern, scheme, kinds) triples, a plan (a rule for each weight that it names), or
-        a recipe."""
+        experts; embeddings, convolutions and recurrent layers need a rule), a dict ``{pattern: scheme}``, a rule, a
+        sequence of rules, (pattern, scheme) pairs and (pattern, scheme, kinds) triples, a plan (a rule for each weight
+        that it names), or a recipe."""
         if isinstance(spec, Recipe):
             return spec
         if isinstance(spec, Plan):
@@ -146,7 +147,9 @@ class Recipe:
     def resolve(self, targets: Sequence[Target]) -> Plan:
         """The plan for ``targets``. Every rule must match at least one target; tied weights get one joint decision."""
         if not targets:
-            raise RecipeError("nothing to quantize: no Linear, Embedding, Conv, attention or expert weight was found")
+            raise RecipeError(
+                "nothing to quantize: no Linear, Embedding, Conv, recurrent, attention or expert weight was found"
+            )
         fitting = self._fitting(targets)
         used = set(itertools.chain(*fitting))
         for at, rule in enumerate(self.rules):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
+KINDS = ("linear", "experts", "attention", "embedding", "conv", "recurrent", "other")
 """What a weight can be to its module. "other": of a module that is not known here, or a router, which chooses
 experts."""
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from bitport.ops.bags import embedding_bag
 from bitport.ops.functional import LINEAR_CROSS_ENTROPY, TRACED_GROUPED_MM, attention_by, linear_cross_entropy
 from bitport.ops.matmul import added, in_place, into_given
+from bitport.ops.recurrent import RECURRENT
 from bitport.tensor import QTensor, matrix_of
 from bitport.tensor.forms import with_row_scales, without_global
 from bitport.train.experts import grouped_mm
@@ -128,6 +129,7 @@ FUNCTIONS.update(
 )
 FUNCTIONS[F.multi_head_attention_forward] = attention_by(_rows_apart)
 FUNCTIONS[LINEAR_CROSS_ENTROPY] = linear_cross_entropy
+FUNCTIONS.update(RECURRENT)
 FUNCTIONS[TRACED_GROUPED_MM] = grouped_mm
 FUNCTIONS.update(
     {function: into_given(_mm(function)) for function in (torch.mm, torch.bmm)}
@@ -141,7 +143,7 @@ FUNCTIONS.update(
         function: _refused(function)
         for function in (
             *(torch.einsum, torch.addmv, Tensor.addmv, torch.linalg.vecdot, F.bilinear),
-            *(Tensor.baddbmm_, torch._addmm_activation, torch.sparse.mm, torch.lstm),
+            *(Tensor.baddbmm_, torch._addmm_activation, torch.sparse.mm),
             *(Tensor.apply_, Tensor.__dlpack__),  # torch's versions access storage that a TrainedTensor lacks
         )
     }

@@ -222,6 +222,10 @@ def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tenso
     """Replace weights, given as (all names, old, new), keeping the parameter objects that optimizers refer to along
     with their attributes and hooks; torch refuses to swap tensors that a graph or a reducer holds."""
     replaced = []
+    modules = {model.get_submodule(target.module) for targets, _, _ in weights for target in targets}
+    recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
+    for module in recurrent:  # it holds its weights by weak references too, with which torch swaps none
+        module._flat_weight_refs = []
     for targets, old, new in weights:
         noted = vars(old).keys() - vars(new).keys() - {"value", "rounding", *PARTS, "_is_param"}
         vars(new).update({name: vars(old)[name] for name in noted})
@@ -234,6 +238,8 @@ def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tenso
             replaced.append(targets[0].name)
             for target in targets:
                 target.put(model, new)
+    for module in recurrent:
+        module._init_flat_weights()
     if replaced:
         warnings.warn(
             f"the parameters of {len(replaced)} weights ({shortened(replaced, 3)}) are new objects, since something "
