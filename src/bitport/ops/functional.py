@@ -12,6 +12,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import dequantize, quantize
 from bitport.ops.bags import embedding_bag, padding_row
+from bitport.ops.encoder_layer import encoder_layer
 from bitport.ops.linear import check_dense
 from bitport.ops.matmul import addmm, baddbmm, bmm, einsum, grouped_mm, in_place, into_given, matmul, mm, mv
 from bitport.ops.product import linear, operand, run
@@ -149,6 +150,7 @@ FUNCTIONS.update(
         Tensor.bmm: bmm,
         torch.einsum: einsum,
         F.multi_head_attention_forward: attention_by(_rows_apart),
+        torch._transformer_encoder_layer_fwd: encoder_layer,
         LINEAR_CROSS_ENTROPY: linear_cross_entropy,
         Tensor.mv: mv,
         Tensor.addmm_: in_place(addmm),

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.ops.bags import embedding_bag
+from bitport.ops.encoder_layer import encoder_layer
 from bitport.ops.functional import LINEAR_CROSS_ENTROPY, TRACED_GROUPED_MM, attention_by, linear_cross_entropy
 from bitport.ops.matmul import added, in_place, into_given
 from bitport.ops.recurrent import RECURRENT
@@ -130,6 +131,7 @@ FUNCTIONS.update(
 FUNCTIONS[F.multi_head_attention_forward] = attention_by(_rows_apart)
 FUNCTIONS[LINEAR_CROSS_ENTROPY] = linear_cross_entropy
 FUNCTIONS.update(RECURRENT)
+FUNCTIONS[torch._transformer_encoder_layer_fwd] = encoder_layer
 FUNCTIONS[TRACED_GROUPED_MM] = grouped_mm
 FUNCTIONS.update(
     {function: into_given(_mm(function)) for function in (torch.mm, torch.bmm)}
