@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Format
@@ -231,6 +232,32 @@ def test_a_row_in_a_program(make: Make) -> None:
     expected = table.weight.dequantize()[[5, 3, 2]]
     assert torch.equal(torch.compile(table, backend="aot_eager", fullgraph=True)(ids), expected)
     assert torch.equal(torch.export.export(table, (ids,)).module()(ids), expected)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_row_whose_number_is_a_size(make: Make, strict: bool) -> None:
+    """In a program it is a symbol: one graph serves them all, and the kernel refuses what is no row."""
+
+    class Learned(torch.nn.Embedding):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.shape[0]
+            return x + self.weight[rows] * self.weight[-rows, :48].sum()
+
+    table, size = Learned(64, 96), torch.export.Dim("size", min=2, max=100)
+    table.weight = torch.nn.Parameter(make("int4-g32", 64, 96), requires_grad=False)
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(table, backend=counter, fullgraph=True, dynamic=True)
+    x = torch.randn(100, 96)
+    exported = torch.export.export(table, (x[:5],), dynamic_shapes=({0: size},), strict=strict).module()
+    for rows in (2, 7, 33, 63):
+        expected = table(x[:rows])
+        assert torch.equal(exported(x[:rows]), expected)
+        assert torch.equal(compiled(x[:rows]), expected)
+    assert counter.frame_count == 1
+    for run in (exported, compiled):
+        with pytest.raises((IndexError, RuntimeError, ArgumentError)):
+            run(x[:70])
 
 
 def test_a_row_in_the_order_of_the_value(make: Make) -> None:

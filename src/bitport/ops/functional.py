@@ -59,16 +59,33 @@ def getitem(q: QTensor, index: Any) -> Tensor:
     """``q[index]``: integer ids look up rows of a table (negative ids count from the end), as a number does one; others
     slice or select."""
     if isinstance(index, Tensor) and index.dtype in (torch.int32, torch.int64) and index.dim() > 0 and q.dim() == 2:
-        return embedding(torch.where(index < 0, index + q.matrix.n, index), q)
+        return _rows(q, index)
     at, *rest = index if isinstance(index, tuple) and index else (index,)
     if isinstance(at, (int, torch.SymInt)) and not isinstance(at, bool) and q.dim() == 2 and not q.transposed:
-        if not -q.matrix.n <= at < q.matrix.n:
-            raise IndexError(f"rows are {-q.matrix.n} to {q.matrix.n - 1}, not {at}")
-        row = embedding(torch.tensor(at % q.matrix.n, device=q.qdata.device), q)
-        return row[tuple(rest)] if rest else row
+        return _row(q, at)[tuple(rest)] if rest else _row(q, at)
     with torch._C.DisableTorchFunctionSubclass():
         made = Tensor.__getitem__(q, index)
     return recorded(made, QTensor)
+
+
+def select(input: QTensor, dim: int, index: int) -> Tensor:
+    """What tracers make of ``input[index]`` if the index is a symbol."""
+    if input.dim() == 2 and dim in (0, -2) and not input.transposed:
+        return _row(input, index)
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.select(input, dim, index)
+    return recorded(made, QTensor)
+
+
+def _row(q: QTensor, at: Any) -> Tensor:
+    """A symbol becomes a number of the graph, whose kernel checks it: to compare it here would specialize the graph."""
+    if isinstance(at, int) and not -q.matrix.n <= at < q.matrix.n:
+        raise IndexError(f"rows are {-q.matrix.n} to {q.matrix.n - 1}, not {at}")
+    return _rows(q, torch.full((), at, dtype=torch.int64, device=q.qdata.device))
+
+
+def _rows(q: QTensor, ids: Tensor) -> Tensor:
+    return embedding(torch.where(ids < 0, ids + q.matrix.n, ids), q)
 
 
 def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> Tensor:
@@ -144,6 +161,7 @@ FUNCTIONS.update(
         F.embedding: embedding,
         F.embedding_bag: embedding_bag,
         Tensor.__getitem__: getitem,
+        torch.select: select,
         Tensor.matmul: matmul,
         Tensor.__matmul__: matmul,
         Tensor.mm: mm,
