@@ -14,6 +14,7 @@ from torch import fx
 
 from bitport import plugins
 from bitport.errors import ExportError
+from bitport.export.ids import check_ids
 from bitport.export.level import LEVELS, nothing_beyond
 from bitport.export.lower import fix_tables, lowerings
 from bitport.export.ops import declarations
@@ -35,9 +36,10 @@ def lowered(program: torch.export.ExportedProgram) -> torch.export.ExportedProgr
 
 
 def graph_of(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """The graph that AOTInductor compiles, with its constants as the kernels read them."""
+    """The graph that AOTInductor compiles, with its constants as the kernels read them, and ids checked."""
     graph = program.module(check_guards=False)
     fix_tables(graph)
+    check_ids(graph)
     return graph
 
 
