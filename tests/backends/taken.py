@@ -17,9 +17,6 @@ from bitport.tensor import QTensor
 BF16 = torch.bfloat16
 NEEDED = "the native kernels were not compiled: pip install --no-deps -e ."
 compiled = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason=NEEDED)
-registered = pytest.mark.skipif(
-    not isinstance(cpu.LIBRARY, Library) or cpu.NOT_AT_DISPATCHER is not None, reason=NEEDED
-)
 
 
 def taken() -> int:

@@ -14,10 +14,10 @@ from bitport.backends.cpu.dispatcher import TORCH
 from bitport.ops import use_kernel
 from bitport.ops.product import operand
 from bitport.tensor import QTensor
-from tests.backends.taken import BF16, registered, takes, tiles
+from tests.backends.taken import BF16, compiled, takes, tiles
 from tests.scripts import printed
 
-pytestmark = registered
+pytestmark = compiled
 N, K = 80, 192
 ROWS = {
     "a row each": [1] * 9,

@@ -16,15 +16,16 @@ import torch.nn.functional as F
 
 import bitport as bp
 from bitport import layouts
+from bitport.backends import cpu
 from bitport.errors import ArgumentError, KernelError
 from bitport.numerics import STATIC
 from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
 from bitport.ops.product import operand
 from bitport.ops.select import CHOOSERS, DIRECT, own_kernel
 from tests.backends.products import products, shortfall
-from tests.backends.taken import BF16, arguments, linear, registered, taken, takes, tiles
+from tests.backends.taken import BF16, arguments, compiled, linear, taken, takes, tiles
 
-pytestmark = [registered, pytest.mark.usefixtures("own_tables")]
+pytestmark = [compiled, pytest.mark.usefixtures("own_tables")]
 FP16, FP32 = torch.float16, torch.float32
 KINDS = ("int4-g32", "int8", "int3", "int4-g64-fzero", "int4-g48", "nf4", "mxfp4-wo", "nvfp4-wo")
 """Each has other parts to read: zeros or none, float ones, odd groups, a table, 8-bit scales, scale2."""
@@ -33,6 +34,11 @@ KINDS = ("int4-g32", "int8", "int3", "int4-g64-fzero", "int4-g48", "nf4", "mxfp4
 def without_native(op: str, *args: Any) -> Any:
     """The result of the chooser, which calls the library through ctypes."""
     return takes(lambda: CHOOSERS[op](*args), 0)
+
+
+def test_this_torch_has_what_they_register_with() -> None:
+    """One library is for every torch: where registering fails, calls go through Python and are only slower."""
+    assert cpu.NOT_AT_DISPATCHER is None
 
 
 # -- what is taken ---------------------------------------------------------------------------------------------------

@@ -1,11 +1,9 @@
-"""The native kernels with torch's threads, in other threads and processes, and with other versions of torch."""
+"""The native kernels with torch's threads, and in other threads and processes."""
 
 from __future__ import annotations
 
 import ctypes
 import multiprocessing
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,14 +14,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu.dispatcher import TORCH
 from bitport.ops.product import operand
-from tests.backends.taken import BF16, linear, registered, takes, tiles
+from tests.backends.taken import BF16, compiled, linear, takes, tiles
 from tests.scripts import printed
 
-pytestmark = registered
+pytestmark = compiled
 
 
 @pytest.fixture
@@ -120,43 +117,3 @@ print(library.bitport_register_torch(b"/nowhere/libtorch_cpu.so").decode())
 """
     path = Path(cpu.__file__).with_name("libbitport_kernels.so")
     assert printed(script, path).strip() == "libtorch_cpu is not loaded in this process from the path given"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "BITPORT_OTHER_PYTHON" not in os.environ, reason="BITPORT_OTHER_PYTHON: a Python with another torch"
-)
-def test_the_same_binary_in_another_torch() -> None:
-    script = """
-import torch, torch.nn.functional as F, bitport as bp
-from bitport.backends import cpu
-from bitport.ops.product import operand
-assert cpu.NOT_AT_DISPATCHER is None, cpu.NOT_AT_DISPATCHER
-count = cpu.LIBRARY.functions.bitport_calls_taken
-for scheme in ("int4-g32", "int8", "nf4", "nvfp4-wo"):
-    weight = bp.quantize_tensor(torch.randn(40, 96), bp.preset(scheme))
-    x, bias, before = torch.randn(3, 96), torch.randn(40), count()
-    y = F.linear(x, weight, bias)
-    assert torch.equal(y, torch.ops.bitport.linear.default(x, *operand(weight), bias))
-    assert count() - before == 2
-    assert torch.allclose(y, x @ weight.dequantize().T + bias, atol=1e-3), scheme
-    try:
-        torch.ops.bitport.linear.default(x[:, 1:], *operand(weight), bias)
-        raise AssertionError("an x that does not fit was taken")
-    except bp.errors.ArgumentError as error:
-        assert "[..., 96]" in str(error)
-    before, table = count(), weight.dequantize()
-    assert torch.equal(F.embedding(torch.tensor([[3, 39]]), weight), table[[3, 39]][None])
-    x.requires_grad_()
-    F.linear(x, weight).sum().backward()
-    assert torch.allclose(x.grad, table.sum(0).expand(3, -1), atol=1e-4)
-    experts, ends = bp.quantize_tensor(torch.randn(2, 40, 96), bp.preset(scheme)), torch.tensor([1, 3]).int()
-    F.grouped_mm(x.detach(), experts.transpose(-1, -2), offs=ends)
-    assert count() - before == 3
-print(torch.__version__)
-"""
-    command = [os.environ["BITPORT_OTHER_PYTHON"], "-c", script]
-    source = str(Path(bp.__file__).parents[1])
-    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() != torch.__version__

@@ -14,9 +14,9 @@ from torch.nn.modules.module import register_module_forward_hook
 import bitport as bp
 from bitport.numerics import sqnr
 from bitport.ops.product import linear_then
-from tests.backends.taken import registered, takes
+from tests.backends.taken import compiled, takes
 
-pytestmark = [registered, pytest.mark.usefixtures("own_tables")]
+pytestmark = [compiled, pytest.mark.usefixtures("own_tables")]
 
 
 class Gated(nn.Module):
