@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import UserDict
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,33 @@ def test_what_only_has_to_be_moved_is_not_calibrated_again(tmp_path: Path, monke
     monkeypatch.setattr(Walk, "__init__", lambda *args, **kwargs: pytest.fail("it was prepared"))
     assert Stream(empty(), source, tmp_path / "out", "int4-g32", resume=True, **options).run().layers == report.layers
     assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+def test_the_journal_is_the_last_to_be_removed(begun: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a run that is killed before would leave its activations for ever, and say that it is finished."""
+    (source, target), removed, unlink = begun, [], os.unlink
+
+    def noted(path: str | Path, **options: Any) -> None:
+        removed.append(Path(path).name)
+        unlink(path, **options)
+
+    stream = Stream(empty(), source, target, "int4-g32", batches=batches(), activations="disk", resume=True)
+    monkeypatch.setattr(os, "unlink", noted)
+    stream.run()
+    assert removed[-1] == "journal.json"
+    assert not (target / "unfinished").exists()
+
+
+def test_what_is_thrown_away_in_part_is_not_resumed(begun: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(folder: Path) -> None:
+        raise PowerFails
+
+    source, target = begun
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fails)
+        with pytest.raises(PowerFails):
+            Stream(empty(), source, target, "int4-g32", batches=batches(), overwrite=True)
+    assert Stream(empty(), source, target, "int4-g32", batches=batches(), resume=True).output.resumed == 0
 
 
 @pytest.mark.parametrize("activations", ["memory", "disk"])

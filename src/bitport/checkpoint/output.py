@@ -3,8 +3,8 @@
 Everything is written to the folder ``unfinished`` of the output directory: a journal, activations, and in a folder
 ``checkpoint`` the files of the result. The journal is replaced atomically (os.replace) whenever a step is finished;
 anything that a killed run wrote after that is discarded. At the end the files move to the output directory, the
-manifest last. Names and contents depend only on the fingerprint, so an interrupted run produces the same files as an
-uninterrupted one.
+manifest last, and what is left in the folder is removed, the journal last. Names and contents depend only on the
+fingerprint, so an interrupted run produces the same files as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import shutil
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,7 +82,7 @@ class Output:
         with _resumable(self.folder):
             self.staged.mkdir(parents=True, exist_ok=True)
             if writes and not self.closed:
-                self._clear(set(begun.shards) if begun else set())
+                _remove(self.staged, set(begun.shards) if begun else set())  # what no finished step has written
         digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
         self.writer = _Staged(self.staged, shard_size=shard_size, id=digest[:8], begun=begun)
         if writes and self.fresh:
@@ -133,15 +133,8 @@ class Output:
             for path in sorted(files, key=lambda path: path == self.staged / NAME):
                 move(path, self.directory, path.relative_to(self.staged))
             clear(self.directory, read_manifest(self.directory).shards, replaced)
+            _remove(self.folder, {JOURNAL})  # by which a run that is killed here is resumed
             shutil.rmtree(self.folder)
-
-    def _clear(self, shards: set[str]) -> None:
-        """Remove from the result what no finished step has written."""
-        for path in self.staged.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in shards:
-                path.unlink()
 
     def _note(self) -> None:
         layers = [dataclasses.asdict(layer) for layer in self.layers.values()]
@@ -244,9 +237,19 @@ def check_free(directory: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Remove unfinished output."""
+    """Remove unfinished output, the journal first: nothing can be resumed from a part of it."""
     if unfinished(directory):
+        (directory / FOLDER / JOURNAL).unlink()
         shutil.rmtree(directory / FOLDER)
+
+
+def _remove(folder: Path, kept: Collection[str]) -> None:
+    """Remove everything in a folder except the files ``kept``."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in kept:
+            path.unlink()
 
 
 def fingerprint(
