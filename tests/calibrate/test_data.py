@@ -86,6 +86,7 @@ def test_documents_follow_each_other(tmp_path: Path, kind: str) -> None:
     assert letters(token_batches(make(tmp_path / name), encode)) == [text]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_tables(tmp_path: Path, suffix: str) -> None:
     """In the formats of `datasets`: Arrow streams and Parquet files."""
@@ -107,6 +108,7 @@ def test_tables(tmp_path: Path, suffix: str) -> None:
         token_batches(file, encode)
 
 
+@pytest.mark.peers
 def test_tables_that_lie(tmp_path: Path) -> None:
     """pyarrow does not check what it maps: offsets beyond the characters make it read beyond the file."""
     arrow = pytest.importorskip("pyarrow")
