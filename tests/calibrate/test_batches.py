@@ -55,6 +55,7 @@ def test_padding_is_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         batches_of(Sum(), [{"a": ids, "attention_mask": torch.ones_like(mask)}, (ids, mask)])
+        batches_of(Sum(), [{"a": ids, "attention_mask": torch.ones(2, 1, 3, 3).tril()}])  # what each token may see
 
 
 def test_one_thing_twice_stays_one_thing() -> None:
@@ -67,6 +68,20 @@ def test_one_thing_twice_stays_one_thing() -> None:
     assert not run_fresh(Same(), (x, x.clone()))
     (call,) = batches_of(Same(), lambda model: model(x, b=x))
     assert run_fresh(Same(), call)
+
+
+def test_what_a_module_writes_to_is_a_copy() -> None:
+    """A cache, for example: the next run gets the batch as it was."""
+
+    class Writes(nn.Module):
+        def forward(self, a: Tensor, b: UserDict[str, int]) -> int:
+            a.zero_()
+            b["runs"] += 1
+            return b["runs"]
+
+    batch = (torch.ones(2), UserDict(runs=0))
+    assert [run_fresh(Writes(), batch) for _ in range(2)] == [1, 1]
+    assert batch[0].tolist() == [1.0, 1.0]
 
 
 def test_arguments_with_a_history_are_copied_without_it() -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bitport.calibrate.data import token_batches
+from bitport.calibrate.data import REACH, token_batches
 from bitport.errors import ArgumentError
 
 
@@ -34,10 +34,12 @@ def test_a_text_is_cut_into_windows(tmp_path: Path) -> None:
     assert letters(found) == ["abc", "def", "gh"]
     assert {(batch.dtype, batch.dim()) for batch in found} == {(torch.int64, 2)}
     assert letters(token_batches(file, encode, window=3, tokens=5)) == ["abc", "de"]
+    file.write_text("ab")
+    assert letters(token_batches(file, encode, window=3)) == ["ab"]
 
 
 def lines(file: Path) -> Path:
-    file.write_text("\n".join(json.dumps({"text": text, "id": 1}) for text in ("ab", "cd")) + "\n\n")
+    file.write_text("\n".join(json.dumps({"text": text, "id": 1}) for text in ("ab", "cd")) + "\n \n")
     return file
 
 
@@ -153,12 +155,27 @@ def test_a_seed_draws_windows_from_all_over(tmp_path: Path) -> None:
     assert letters(token_batches(long, encode, window=4, tokens=12, seed=3)) != ["ABCD", "EFGH", "IJKL"]
 
 
-@pytest.mark.parametrize(("window", "tokens"), [(8, 5), (4, 6), (4, 7), (4, 8)])
+@pytest.mark.parametrize(("window", "tokens"), [(8, 5), (4, 6), (4, 7), (4, 8), (100, 50)])
 def test_a_seed_draws_as_many_tokens_as_were_asked_for(tmp_path: Path, window: int, tokens: int) -> None:
+    """Also of a text that is shorter than one window."""
     (tmp_path / "a.txt").write_text("abcdefgh" * 10)
     found = token_batches(tmp_path / "a.txt", encode, window=window, tokens=tokens, seed=0)
     expected = [window] * (tokens // window) + [tokens % window] * (tokens % window > 0)
     assert [batch.shape[1] for batch in found] == expected
+
+
+@pytest.mark.parametrize(("seed", "tokens"), [(None, 8), (0, 8 * REACH)])
+def test_no_more_is_encoded_than_is_drawn_from(tmp_path: Path, seed: int | None, tokens: int) -> None:
+    """A dataset may hold thousands of times as much text as is asked for."""
+    encoded: list[str] = []
+
+    def noting(text: str) -> list[int]:
+        encoded.append(text)
+        return encode(text)
+
+    (tmp_path / "a.jsonl").write_text("\n".join([json.dumps({"text": "abcd"})] * 50))
+    token_batches(tmp_path / "a.jsonl", noting, window=4, tokens=8, seed=seed)
+    assert len(encoded) == tokens / 4
 
 
 def objects(file: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitport.calibrate.inputs import PANEL, PRODUCTS, Inputs, Watch, check_inputs
+from bitport.calibrate.inputs import PANEL, PRODUCTS, Inputs, Rows, Watch, check_inputs
 from bitport.errors import ArgumentError
 from bitport.ops.functional import TRACED_GROUPED_MM
 from bitport.ops.matmul import matmul
@@ -97,6 +97,27 @@ def test_what_is_no_product_with_its_rows_is_not_seen(how: str) -> None:
     with torch.no_grad(), Watch({"w": W}) as watch:
         UNSEEN[how]()
     assert not watch.seen["w"].any_rows
+
+
+def test_a_square_weight_is_seen_in_its_own_direction_only() -> None:
+    """Transposed it has the same shape, but inputs of its rows instead of its columns."""
+    square, x = nn.Parameter(torch.randn(4, 4)), torch.randn(3, 4)
+    with torch.no_grad(), Watch({"square": square}) as watch:
+        F.linear(X, square)
+        F.linear(x, square.t())
+        torch.mm(x, square)
+    torch.testing.assert_close(watch.seen["square"].gram.double(), by_hand(X), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_stay_as_they_were_multiplied() -> None:
+    """A model may go on to write to them."""
+    x = X.clone()
+    with torch.no_grad(), Watch({"w": W}, collect=Rows) as watch:
+        F.linear(x, W)
+        x.zero_()
+    ((index, rows),) = watch.seen["w"].calls
+    assert index == ()
+    assert torch.equal(rows, X.flatten(0, 1))
 
 
 EXPERTS = nn.Parameter(torch.randn(3, 16, 8))

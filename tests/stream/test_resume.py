@@ -183,6 +183,9 @@ def test_a_run_that_was_interrupted_is_not_overwritten_in_silence(begun: tuple[P
         pytest.param({"recipe": "int3-g32"}, "recipe", id="recipe"),
         pytest.param({"batches": batches()[:2]}, "data", id="data"),
         pytest.param({"algorithm": "hqq"}, "algorithm", id="algorithm"),
+        pytest.param({"dtype": torch.bfloat16}, "dtype", id="dtype"),
+        pytest.param({"shard_size": 1000}, "shard_size", id="shard size"),
+        pytest.param({"measure": False}, "measure", id="measure"),
     ],
 )
 def test_another_run_is_not_resumed(begun: tuple[Path, Path], options: dict[str, object], what: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 import bitport as bp
 from bitport.algorithms.solving import uses_data
 from bitport.calibrate.processes import Processes
+from bitport.calibrate.store import GIVEN
 from bitport.checkpoint import read_manifest
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.stream import Stream
@@ -167,22 +170,31 @@ def test_an_expert_that_saw_no_token_is_told(source: Path, tmp_path: Path) -> No
     assert "1 of 3 matrices saw no input in calibration" in notes["layers.1.experts"]
 
 
-@pytest.mark.parametrize("activations", ["memory", "disk"])
-def test_one_block_at_a_time(source: Path, tmp_path: Path, activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a block runs, no other has weights; at the end none has. Files of activations are there on demand alone."""
-    model, seen, files = empty(), [], set()
+@pytest.mark.parametrize(
+    ("activations", "recipe"), [("memory", "int4-g32"), ("disk", "int4-g32"), ("disk", "int8-static")]
+)
+def test_one_block_at_a_time(
+    source: Path, tmp_path: Path, activations: str, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a block runs, no other has weights; at the end none has. Activations are on disk on demand alone, and of
+    three steps at most: what blocks are given besides, the outputs of the previous block, and those of this one."""
+    model, seen, files = empty(), [], []
     forward = Block.forward
 
     def watched(block: Block, *args: Any) -> Any:
         seen.append([name for name, param in model.named_parameters() if param.device.type != "meta"])
-        files.update(tmp_path.glob("out/unfinished/activations-*"))
+        files.append({path.name: path.stat().st_size for path in tmp_path.glob("out/unfinished/activations-*")})
         return forward(block, *args)
 
     monkeypatch.setattr(Block, "forward", watched)
-    Stream(model, source, tmp_path / "out", "int4-g32", batches=batches(), activations=activations).run()
+    Stream(model, source, tmp_path / "out", recipe, batches=batches(), activations=activations).run()
     blocks = [{name.split(".")[1] for name in names if name.startswith("layers")} for names in seen]
     assert {len(each) for each in blocks} == {1}
-    assert bool(files) == (activations == "disk")
+    assert max(len({name.split("-")[1] for name in held}) for held in files) == (3 if activations == "disk" else 0)
+    if activations == "disk":  # most of what blocks are given are the embedded tokens, which only the first one gets
+        step = f"activations-{zlib.crc32(GIVEN.encode()):08x}-"
+        given = [sum(size for name, size in held.items() if name.startswith(step)) for held in files]
+        assert 0 < given[-1] < max(given) / 2
     assert all(param.device.type == "meta" for param in model.parameters())
 
 
@@ -380,11 +392,13 @@ class Counts(Model):
 
 def test_floats_are_cast_first(tmp_path: Path) -> None:
     model, source = built(Counts).bfloat16(), write(tmp_path, Counts)
+    (source / "config.json").write_text('{"dtype": "float32"}')
     bp.quantize_(model, "int3-g32", algorithm="gptq", calibrate=batches())
     Stream(empty(Counts), source, tmp_path / "out", "int3-g32", batches=batches(), dtype=torch.bfloat16).run()
     assert_same(bp.load(Counts, tmp_path / "out"), model)
     entries = read_manifest(tmp_path / "out").tensors
     assert [entries[name].dtype for name in ("steps", "shift", "norm.weight")] == [torch.int64, *[torch.bfloat16] * 2]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_sizes_of_weights_do_not_change(source: Path, tmp_path: Path) -> None:
