@@ -51,3 +51,15 @@ def test_a_text_of_another_tokenizer_is_refused(llama: Path, text: Path, model: 
     model.set_input_embeddings(torch.nn.Embedding(10, 8))
     with pytest.raises(ArgumentError, match="but the model has only 10: do tokenizer and data belong to it"):
         calibration.batches(options(llama, text), model)
+
+
+def test_a_model_that_does_not_fit_is_not_asked_for_text(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller of what the machine and the user allow counts."""
+    args = argparse.Namespace(source=llama, device=torch.device("cpu"))
+    for here, args.memory_limit in ((1000, None), (1000, 10**12), (None, 1000)):
+        monkeypatch.setattr(calibration, "available", lambda here=here: here)
+        with pytest.raises(ArgumentError, match=r"in memory: .* and 1\.0 kB are allowed\. Give a text with --data"):
+            calibration.check_loadable(args)
+    for here, args.memory_limit in ((None, None), (10**12, 10**12)):
+        monkeypatch.setattr(calibration, "available", lambda here=here: here)
+        calibration.check_loadable(args)
