@@ -108,8 +108,8 @@ def test_scales_are_held(algorithm: str, scheme: str) -> None:
 
 
 def test_every_kind_starts_from_what_it_was_quantized_to() -> None:
-    """Weights that gptq cannot handle, here the convolutions and the table tied to the head, recompute scales from their
-    values."""
+    """Weights that gptq cannot handle, here the convolutions and the table tied to the head, recompute scales from
+    their values."""
     torch.manual_seed(1)
     model = Model()
     quantized = copy.deepcopy(model)
