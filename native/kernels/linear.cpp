@@ -14,7 +14,7 @@ namespace {
 
 thread_local Buffer call_buffer;
 
-constexpr int64_t kSummed = 256;   // numbers that are widened at a time
+constexpr int64_t kWidened = 256;   // numbers that are widened at a time
 
 // Loops that compilers make vectors of.
 float sum_of(const float* x, int64_t count) {
@@ -75,12 +75,12 @@ struct Call : Product {
   }
 
   void sum_up(int64_t row, const char* values, int32_t type) const {
-    alignas(64) float wide[kSummed];
+    alignas(64) float wide[kWidened];
     float* const to = sums_of_x + row * pieces_of(weight, summed());
     for (Pieces piece(weight, summed(), 0); piece.begin < weight.k; piece.next()) {
       float sum = 0;
-      for (int64_t k = piece.begin; k < piece.end; k += kSummed) {
-        const int64_t count = smaller(kSummed, piece.end - k);
+      for (int64_t k = piece.begin; k < piece.end; k += kWidened) {
+        const int64_t count = smaller(kWidened, piece.end - k);
         engine.widen(values + k * width_of(type), type, count, wide);
         sum += sum_of(wide, count);
       }

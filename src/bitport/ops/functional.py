@@ -110,10 +110,6 @@ def linear_cross_entropy(
     return F.cross_entropy(logits, target, ignore_index=-100 if ignore_index is None else ignore_index, **how)
 
 
-LINEAR_CROSS_ENTROPY = getattr(F, "linear_cross_entropy", "linear_cross_entropy")
-"""PyTorch has it from 2.13 on."""
-
-
 def _dtype(q: QTensor) -> torch.dtype:
     with torch._C.DisableTorchFunctionSubclass():
         return q.dtype
@@ -153,6 +149,12 @@ def _rows_apart(weight: Any, width: int) -> Any:
 
 TRACED_GROUPED_MM = "transformers::grouped_mm_fallback"
 """What transformers calls instead of F.grouped_mm when compiling with a dtype other than bfloat16."""
+COMPOSED: dict[Any, Callable[..., Any]] = {
+    getattr(F, "linear_cross_entropy", "linear_cross_entropy"): linear_cross_entropy,  # of PyTorch from 2.13 on
+    torch._transformer_encoder_layer_fwd: encoder_layer,
+    **RECURRENT,
+}
+"""Functions computed by F.linear and attention, whatever the weights are that override these."""
 FUNCTIONS.update(
     {
         quantize: quantize_weight,
@@ -168,8 +170,6 @@ FUNCTIONS.update(
         Tensor.bmm: bmm,
         torch.einsum: einsum,
         F.multi_head_attention_forward: attention_by(_rows_apart),
-        torch._transformer_encoder_layer_fwd: encoder_layer,
-        LINEAR_CROSS_ENTROPY: linear_cross_entropy,
         Tensor.mv: mv,
         Tensor.addmm_: in_place(addmm),
         Tensor.baddbmm_: in_place(baddbmm),
@@ -182,7 +182,7 @@ FUNCTIONS.update(
         torch.mv: into_given(mv),
         torch.addmm: into_given(addmm),
         torch.baddbmm: into_given(baddbmm),
-        **RECURRENT,
+        **COMPOSED,
     }
 )
 

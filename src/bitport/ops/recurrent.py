@@ -35,6 +35,17 @@ class Weights(NamedTuple):
     hr: Tensor | None = None
 
 
+class How(NamedTuple):
+    """The last arguments of PyTorch's functions for sequences; packed ones have no batch dimension."""
+
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool = False
+
+
 Cell = Callable[[Tensor, State, Weights], State]
 """(product with the inputs of a step, state before it, weights) -> state after it."""
 
@@ -86,25 +97,16 @@ def _in_one_direction(
 
 
 def _run(
-    cell: Cell,
-    x: Tensor,
-    sizes: Sequence[int],
-    first: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
+    cell: Cell, x: Tensor, sizes: Sequence[int], first: Sequence[Tensor], params: Sequence[Tensor], how: How
 ) -> tuple[Tensor, ...]:
     """``first``: the parts of the state, each [layers * directions, sequences, width]; the last one is returned so."""
-    directions = 2 if bidirectional else 1
-    each = len(params) // (num_layers * directions)
-    weights = [_weights(params[at : at + each], has_biases) for at in range(0, len(params), each)]
+    directions = 2 if how.bidirectional else 1
+    each = len(params) // (how.num_layers * directions)
+    weights = [_weights(params[at : at + each], how.has_biases) for at in range(0, len(params), each)]
     states: list[State] = [*zip(*(part.unbind(0) for part in first), strict=True)]
-    for layer in range(num_layers):
-        if layer and train and dropout:
-            x = F.dropout(x, dropout)
+    for layer in range(how.num_layers):
+        if layer and how.train and how.dropout:
+            x = F.dropout(x, how.dropout)
         outputs = []
         for back in range(directions):
             at = layer * directions + back
@@ -128,36 +130,32 @@ def _sequence(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
     """A function of ``torch`` for whole sequences, which has two forms."""
 
     def padded(
-        input: Tensor,
-        hx: Tensor | Sequence[Tensor],
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
+        input: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, ...]:
-        x = input.transpose(0, 1) if batch_first else input
+        how = How(*args, **kwargs)
+        x = input.transpose(0, 1) if how.batch_first else input
         steps, sequences = x.shape[:2]
         if steps == 0:
             raise ArgumentError(f"a sequence has one step or more; this input has none: {[*input.shape]}")
-        how = (has_biases, num_layers, dropout, train, bidirectional)
-        x, *last = _run(cell, x.flatten(0, 1), [sequences] * steps, _parts(hx), params, *how)
+        x, *last = _run(cell, x.flatten(0, 1), [sequences] * steps, _parts(hx), params, how)
         x = x.unflatten(0, (steps, sequences))
-        return x.transpose(0, 1) if batch_first else x, *last
+        return x.transpose(0, 1) if how.batch_first else x, *last
 
     def packed(
-        data: Tensor, batch_sizes: Tensor, hx: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any
+        data: Tensor,
+        batch_sizes: Tensor,
+        hx: Tensor | Sequence[Tensor],
+        params: Sequence[Tensor],
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, ...]:
-        return _run(cell, data, batch_sizes.tolist(), _parts(hx), *args, **kwargs)
+        return _run(cell, data, batch_sizes.tolist(), _parts(hx), params, How(*args, **kwargs))
 
     def run(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         is_packed = "batch_sizes" in kwargs or (len(args) > 3 and not isinstance(args[3], bool))
         return (packed if is_packed else padded)(*args, **kwargs)
 
-    not_compiled_alone(run, nor_what_it_calls=True)
-    return run
+    return not_compiled_alone(run, nor_what_it_calls=True)
 
 
 def _step(cell: Cell) -> Callable[..., Tensor | State]:

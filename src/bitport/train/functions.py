@@ -15,10 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.ops.bags import embedding_bag
-from bitport.ops.encoder_layer import encoder_layer
-from bitport.ops.functional import LINEAR_CROSS_ENTROPY, TRACED_GROUPED_MM, attention_by, linear_cross_entropy
+from bitport.ops.functional import COMPOSED, TRACED_GROUPED_MM, attention_by
 from bitport.ops.matmul import added, in_place, into_given
-from bitport.ops.recurrent import RECURRENT
 from bitport.tensor import QTensor, matrix_of
 from bitport.tensor.forms import with_row_scales, without_global
 from bitport.train.experts import grouped_mm
@@ -129,9 +127,7 @@ FUNCTIONS.update(
     {F.linear: _linear, F.embedding_bag: embedding_bag, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm}
 )
 FUNCTIONS[F.multi_head_attention_forward] = attention_by(_rows_apart)
-FUNCTIONS[LINEAR_CROSS_ENTROPY] = linear_cross_entropy
-FUNCTIONS.update(RECURRENT)
-FUNCTIONS[torch._transformer_encoder_layer_fwd] = encoder_layer
+FUNCTIONS.update(COMPOSED)
 FUNCTIONS[TRACED_GROUPED_MM] = grouped_mm
 FUNCTIONS.update(
     {function: into_given(_mm(function)) for function in (torch.mm, torch.bmm)}

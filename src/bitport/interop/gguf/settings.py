@@ -21,7 +21,7 @@ from bitport.interop.gguf.header import shortest
 from bitport.interop.gguf.keys import EPSILONS, KEYS, MOST, REAL, Settings
 from bitport.interop.gguf.normal import normal
 from bitport.interop.gguf.special import EVERY, INNER, RECURRENT, SECTIONS, llama3_factors
-from bitport.interop.gguf.usual import HYBRID, real
+from bitport.interop.gguf.usual import real
 
 ALIKE = {"mistral": "llama", "kimi_k2": "deepseek3"}
 """Model types that compute the same as another one."""
@@ -186,7 +186,7 @@ def _convolving(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 OWN: dict[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]] = {
-    **dict.fromkeys(HYBRID, _hybrid),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _hybrid),
     **dict.fromkeys(("lfm2", "lfm2moe"), _convolving),
     "gemma4": gemma4.settings_of,
     **dict.fromkeys(("deepseek2", "deepseek32", "mistral4"), latent.settings_of),

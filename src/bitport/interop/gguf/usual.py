@@ -17,8 +17,6 @@ from bitport.interop.gguf.keys import MOST
 from bitport.interop.gguf.special import LINEAR, layer_types, with_rope
 
 Config = dict[str, Any]
-HYBRID = ("qwen3next", "qwen35", "qwen35moe")
-"""Some layers have linear attention."""
 
 
 def nothing_else(wanted: Config) -> None:
