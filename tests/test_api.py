@@ -28,6 +28,7 @@ from bitport.schemes import PRESETS, Choice, preset
 from bitport.stream import Stream
 from bitport.tensor import QTensor
 from bitport.train import learn_scales_, prepare_
+from tests.scripts import printed
 
 
 class Everything(nn.Module):
@@ -175,13 +176,25 @@ def test_report() -> None:
     assert json.loads(report.to_json())["layers"][0]["name"] == "0.weight"
 
 
-def test_what_a_notebook_shows_is_a_table(tmp_path: Path) -> None:
-    """A cell ending in quantize_ must not print every field of every layer, nor one ending in save every part."""
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))
+def test_what_a_notebook_shows_fits_a_screen(tmp_path: Path) -> None:
+    """A cell ending in quantize_ must not print every weight of a large model, nor one ending in save every part."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(99)))
     report = bitport.quantize_(model, "int8")
-    for shown in (report, bitport.explain(model), bitport.Recipe.of("int8").resolve(find_targets(model))):
+    assert repr(report).startswith(report.summary())
+    assert len(repr(report).splitlines()) == 5
+    assert all(layer.name in str(report) for layer in report.layers)
+    for shown in (bitport.explain(model), bitport.Recipe.of("int8").resolve(find_targets(model))):
         assert repr(shown) == str(shown)
     assert len(repr(bitport.save(model, tmp_path))) < 80
+
+
+def test_parts_are_found_without_importing_them_by_name() -> None:
+    """Those that ``import bitport`` leaves for later are listed, and imported where they are first used."""
+    known = "print('train' in dir(bp), 'bitport.train' in sys.modules)"
+    assert printed(f"import bitport as bp, sys; {known}") == "True False\n"
+    assert printed("import bitport as bp; print(bp.train.prepare_.__name__)") == "prepare_\n"
+    with pytest.raises(AttributeError, match="no attribute 'quantise_'"):
+        bitport.quantise_  # noqa: B018
 
 
 def test_measuring_can_be_left_out() -> None:

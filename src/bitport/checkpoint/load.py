@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,11 @@ from bitport.report.progress import progress as with_progress
 from bitport.tensor import QTensor
 from bitport.tensor.sharded import is_quantized, is_sharded
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 def load(
-    model: nn.Module | Callable[[], nn.Module],
+    model: Model | Callable[[], Model],
     directory: str | Path,
     *,
     device: torch.device | str | int | None = None,
@@ -37,7 +40,7 @@ def load(
     mmap: bool = True,
     progress: bool | None = None,
     arrangement: Arrangement | None = None,
-) -> nn.Module:
+) -> Model:
     """Load the checkpoint in ``directory`` into ``model`` and return the model. Its parameters are replaced by new
     ones; float tensors have the dtype of the file.
 
@@ -66,7 +69,7 @@ def load(
         check_present(device)
     path = path_of(directory, "directory")
     held = read_manifest(path)
-    built = model if isinstance(model, nn.Module) else _build(model)
+    built = cast(Model, model) if isinstance(model, nn.Module) else _build(model)
     refuse_offloaded(built)
     reshard_(built)
     manifest = held if arrangement is None else arrangement(held)
@@ -90,7 +93,7 @@ def load(
     return built
 
 
-def _build(factory: Callable[[], nn.Module]) -> nn.Module:
+def _build(factory: Callable[[], Model]) -> Model:
     with torch.device("meta"):
         model = factory()
     if not isinstance(model, nn.Module):

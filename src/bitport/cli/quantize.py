@@ -34,9 +34,8 @@ from bitport.errors import ArgumentError
 from bitport.integrations.components import spared
 from bitport.integrations.huggingface import cast_parameters, empty_model, named_model, whole_model
 from bitport.nn.targets import find_targets
-from bitport.report import LayerReport, Report
+from bitport.report import Report
 from bitport.report.page import page
-from bitport.report.text import size, table
 from bitport.schemes import Recipe, Rule
 from bitport.schemes.recipe import DEFAULT_KINDS
 
@@ -163,7 +162,7 @@ def _show(args: argparse.Namespace, report: Report) -> None:
     end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
     output = None if args.output is None else str(args.output)
     data = {"dry_run": args.dry_run, "output": output, **report.as_data()}
-    show(args, data, f"{report if args.verbose else summary(report)}\n{end}")
+    show(args, data, f"{report if args.verbose else report.summary()}\n{end}")
     write_reports(args, lambda command: page(report, args.source.name, command), data)
 
 
@@ -215,24 +214,6 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, runs: bool) -> Re
         report = dataclasses.replace(report, calibration=calibration.described(args))
     save(model, args.output, overwrite=args.overwrite, shard_size=args.shard_size, carry=files.others(args.dtype))
     return report
-
-
-def summary(report: Report) -> str:
-    """One line per scheme and algorithm, and per reason of what is left. The size of tied weights counts once."""
-    groups: dict[tuple[str, str], list[LayerReport]] = {}
-    for layer in report.layers:
-        how = "" if layer.algorithm in (None, "rtn") else f" by {layer.algorithm}"
-        groups.setdefault((f"{layer.scheme or '-'}{how}", "" if layer.scheme else layer.reason), []).append(layer)
-    rows = []
-    for (scheme, reason), layers in groups.items():
-        errors = [layer.sqnr for layer in layers if layer.sqnr is not None]
-        own = [layer for layer in layers if not layer.tied]
-        sizes = f"{size(sum(x.bytes_before for x in own))} -> {size(sum(x.bytes_after for x in own))}" if own else ""
-        tied = f"{len(layers) - len(own)} tied" if len(own) < len(layers) else ""
-        count = " + ".join(filter(None, (f"{len(own)}" if own else "", tied)))
-        rows.append((scheme, count, sizes, f"{min(errors):.1f} dB" if errors else "", reason))
-    total = f"all tensors: {size(report.bytes_before)} -> {size(report.bytes_after)}{report.run_text()}"
-    return table(("scheme", "weights", "size", "lowest SQNR", "why not"), rows) + "\n" + total
 
 
 def recipe_of(args: argparse.Namespace) -> Recipe:

@@ -149,7 +149,27 @@ class Report:
         )
         return chosen + "\n" + total + self.run_text()
 
-    __repr__ = __str__  # shown as the value of a notebook cell
+    def __repr__(self) -> str:
+        """The value of a notebook cell: of a large model, one line per weight would be too much."""
+        return f"{self.summary()}\n(print the report to see each weight)"
+
+    def summary(self) -> str:
+        """One line per scheme and algorithm, and per reason of what is left. The size of tied weights counts once."""
+        groups: dict[tuple[str, str], list[LayerReport]] = {}
+        for layer in self.layers:
+            how = "" if layer.algorithm in (None, "rtn") else f" by {layer.algorithm}"
+            groups.setdefault((f"{layer.scheme or '-'}{how}", "" if layer.scheme else layer.reason), []).append(layer)
+        rows = []
+        for (scheme, reason), layers in groups.items():
+            errors = [layer.sqnr for layer in layers if layer.sqnr is not None]
+            own = [layer for layer in layers if not layer.tied]
+            before, after = (sum(getattr(layer, when) for layer in own) for when in ("bytes_before", "bytes_after"))
+            tied = f"{len(layers) - len(own)} tied" if len(own) < len(layers) else ""
+            number = " + ".join(filter(None, (f"{len(own)}" if own else "", tied)))
+            sizes = f"{size(before)} -> {size(after)}" if own else ""
+            rows.append((scheme, number, sizes, decibels(min(errors, default=None)), reason))
+        total = f"all tensors: {size(self.bytes_before)} -> {size(self.bytes_after)}{self.run_text()}"
+        return f"{table(('scheme', 'weights', 'size', 'lowest SQNR', 'why not'), rows)}\n{total}"
 
     def run_text(self) -> str:
         """Lines about calibration data and memory, if known."""

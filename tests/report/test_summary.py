@@ -1,10 +1,9 @@
-"""What ``bitport quantize`` prints when it is done."""
+"""What ``bitport quantize`` prints when it is done, and a notebook shows of a report."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from bitport.cli.quantize import summary
 from bitport.report import LayerReport, Report
 
 TABLE = LayerReport("embed.weight", "int8", "rule", 4000, 2000)
@@ -12,7 +11,7 @@ HEAD = LayerReport("head.weight", "int8", "rule", 4000, 2000, tied=True)
 
 
 def row(report: Report, at: int) -> str:
-    return " ".join(summary(report).splitlines()[2 + at].split())
+    return " ".join(report.summary().splitlines()[2 + at].split())
 
 
 def test_the_size_of_tied_weights_counts_once() -> None:
