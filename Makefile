@@ -321,7 +321,7 @@ accuracy: $(VENV)/.hf
 algorithms: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.algorithms models/tinylm docs/algorithms $(ALGORITHMS_OF)
 
-# docs/reference.md from the docstrings, and docs/cli.md from the options of the verbs.
+# docs/reference.md from the docstrings, docs/cli.md from the options of the verbs, and a table of docs/choosing.md.
 reference: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python tools/reference.py
 

@@ -1,4 +1,5 @@
-"""Write docs/reference.md (every public name with its signature and docstring) and docs/cli.md: ``make reference``.
+"""Write docs/reference.md (every public name with its signature and docstring), docs/cli.md, and what other libraries
+call a scheme in docs/choosing.md: ``make reference``.
 
 Users may rely on what these pages list. A test compares them with the code (``--check``), so that no change to a name
 or a signature goes unnoticed.
@@ -24,6 +25,8 @@ from typing import Any
 
 import commands
 import torch
+
+from bitport.schemes.elsewhere import ELSEWHERE
 
 DOCS = Path(__file__).parents[1] / "docs"
 MODULES = (
@@ -249,9 +252,25 @@ def _markdown(said: str) -> str:
     return re.sub(r"^(`\w+`(, `\w+`)*: )", r"- \1", said, flags=re.MULTILINE)
 
 
+def choosing() -> str:
+    """docs/choosing.md as it is, with its last table, which is that of ELSEWHERE."""
+    header = "| library | there | scheme | algorithm |\n|---|---|---|---|\n"
+    text, _ = (DOCS / "choosing.md").read_text().split(header)
+    rows, before = [], ""
+    for library, setting, schemes, methods in ELSEWHERE:
+        cells = "" if library == before else library, setting, _quoted(schemes, ", "), _quoted(methods, " or ")
+        rows.append("| " + " | ".join(cells) + " |\n")
+        before = library
+    return (text + header + "".join(rows)).replace("|  |", "| |")
+
+
+def _quoted(names: str, between: str) -> str:
+    return between.join(f"`{name}`" for name in names.split(between) if name)
+
+
 def main() -> int:
     stale = 0
-    for name, made in (("reference.md", page()), ("cli.md", commands.page())):
+    for name, made in (("reference.md", page()), ("cli.md", commands.page()), ("choosing.md", choosing())):
         path = DOCS / name
         if sys.argv[1:] == ["--check"]:
             written = path.read_text()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ from bitport.interop.compressed_tensors import Reader, Writer
 from bitport.interop.compressed_tensors.arguments import formats_of
 from bitport.interop.compressed_tensors.groups import Groups
 from bitport.schemes import preset
+from bitport.schemes.elsewhere import named_elsewhere
 from bitport.tensor import QTensor
-from tests.meta.tree import table
 
 from .compressed_tensors_files import SCHEMES, assert_same, plain, written
 from .files import only, read
@@ -219,18 +217,11 @@ def test_what_the_library_saves_of_a_model_is_read(tiny: Any, tmp_path: Path, na
         values_agree(found[f"{key}.weight"], module.weight.data)
 
 
-def presets_in_docs() -> Iterator[tuple[str, str]]:
-    """(name of the library's preset, name of the scheme here)."""
-    library = ""
-    for own, theirs, ours, _ in table("choosing.md", "library"):
-        library = own or library
-        if library == "llm-compressor":
-            names, schemes = re.findall(r"`(.+?)`", theirs), re.findall(r"`(.+?)`", ours)
-            yield from zip(names, schemes * (len(names) if len(schemes) == 1 else 1), strict=True)
+NAMES = [(name, scheme) for name, scheme, row in named_elsewhere() if row.library == "llm-compressor"]
 
 
-@pytest.mark.parametrize(("name", "scheme"), presets_in_docs())
-def test_presets_are_what_the_documents_say(name: str, scheme: str) -> None:
+@pytest.mark.parametrize(("name", "scheme"), NAMES)
+def test_presets_are_what_bitport_says(name: str, scheme: str) -> None:
     theirs = scheme_of(name)
     theirs.format = formats_of(preset(scheme).weight)[0]
     (group,) = Groups(as_stored(theirs)).groups.values()

@@ -25,6 +25,7 @@ from bitport.interop.gguf.blocks import BLOCKS
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.ops import OPS
 from bitport.schemes import KINDS, Recipe
+from bitport.schemes.elsewhere import named_elsewhere
 from bitport.schemes.presets import SUFFIXES
 from bitport.tensor.qtensor import PARTS
 
@@ -171,12 +172,10 @@ def test_commands_for_other_runtimes_make_what_these_take(runtime: str, module: 
 
 
 def test_what_others_call_a_scheme_is_one_here() -> None:
-    for _, theirs, schemes, names in table("choosing.md", "library"):
-        for name in re.findall(r"`(.+?)`", schemes):
-            bitport.preset(name)
-        for name in re.findall(r"`(.+?)`", names):
-            algorithms.algorithm(name)
-        assert theirs.count("`") or not names
+    for _, scheme, row in named_elsewhere():
+        assert bitport.preset(scheme)
+        for name in filter(None, row.algorithms.split(" or ")):
+            assert algorithms.algorithm(name)
 
 
 def test_every_algorithm_is_offered_on_the_command_line() -> None:

@@ -145,13 +145,34 @@ def test_a_name_that_is_almost_right_is_recognized(name: str, meant: str) -> Non
     assert f" (did you mean {meant}?); " in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["w4a16", "q4_k_m", "int4-g32-foo", "INT4-foo", "Int4_nf4x", "x" * 10**6])
+@pytest.mark.parametrize("name", ["w4a17", "q4_k_x", "int4-g32-foo", "INT4-foo", "Int4_nf4x", "x" * 10**6])
 def test_nothing_is_suggested_where_nothing_is_near(name: str) -> None:
     with pytest.raises(SchemeError) as caught:
         preset(name)
     assert "did you mean" not in str(caught.value)
     if "int4" not in name.lower()[:5]:
         assert "docs/choosing.md has the names of other libraries" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("w4a16", "W4A16 of llm-compressor is 'int4-sym' here, with the algorithm gptq or awq"),
+        ("q4_0", "Q4_0 of llama.cpp is 'int4-g32-sym' here"),
+        ("AWQ", "awq of AutoAWQ is 'int4' here, with the algorithm awq"),
+        ("fp8-dynamic", "FP8_DYNAMIC of llm-compressor is 'fp8-row' here"),
+    ],
+)
+def test_a_name_of_another_library_is_recognized(name: str, meant: str) -> None:
+    with pytest.raises(SchemeError) as caught:
+        preset(name)
+    assert f" ({meant}); " in str(caught.value)
+
+
+def test_a_configuration_of_another_library_is_recognized() -> None:
+    config = type("Int8WeightOnlyConfig", (), {})()
+    with pytest.raises(SchemeError, match="Int8WeightOnlyConfig of torchao is 'int8' here"):
+        preset(config)
 
 
 @pytest.mark.parametrize("name", ["int4-g32-g64", "int4-sym-asym", "int8-wo-wo", "int4-channel-g32"])

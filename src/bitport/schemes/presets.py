@@ -9,6 +9,7 @@ import re
 
 from bitport.errors import SchemeError
 from bitport.numerics import Format
+from bitport.schemes.elsewhere import meant_elsewhere
 from bitport.schemes.scheme import Scheme
 
 TENSOR, CHANNEL, BLOCK128 = (0, 0), (1, 0), (128, 128)
@@ -66,7 +67,8 @@ def preset(name: str) -> Scheme:
         -wo         weight only: the input is not rounded    -static  its scale is fixed by calibration
     """
     if not isinstance(name, str):
-        raise SchemeError(f"a scheme is given as a Scheme or by name, such as 'int4', not as {name!r}")
+        hint = meant_elsewhere(type(name).__name__)
+        raise SchemeError(f"a scheme is given as a Scheme or by name, such as 'int4', not as {name!r}{hint}")
     base = _base(name)
     if base is None:
         raise SchemeError(
@@ -137,6 +139,8 @@ def _meant(name: str) -> str:
             pass
         else:
             return f" (did you mean {plain!r}?)"
+    if theirs := meant_elsewhere(name):
+        return theirs
     near = [] if _base(plain) else difflib.get_close_matches(plain[:99], PRESETS)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
 
