@@ -106,6 +106,19 @@ def test_rows_that_fill_no_tile(isa: str, m: int, act: str, dtype: torch.dtype) 
                 assert multiply.shortfall(x, act, scale) <= 0, (name, n, k, scale)
 
 
+@DTYPES
+@pytest.mark.parametrize("act", ["int8", "int8-asym"])
+def test_rows_do_not_depend_on_the_others(isa: str, act: str, dtype: torch.dtype) -> None:
+    """With a scale per row sums are of integers, so that a request has the same result in every batch
+    (docs/troubleshooting.md)."""
+    x = samples.rows(CPU, dtype, 130, 300)
+    for name in FORMATS:
+        multiply = product(name, dtype, n=70, k=300)
+        every = multiply(x, act)
+        for m in (1, 2, 3, 5, 8, 16, 17, 33, 64, 100):
+            assert torch.equal(multiply(x[:m], act), every[:m]), (name, m)
+
+
 def test_more_rows_than_are_worked_off_at_once(isa: str) -> None:
     for name in ("int4-g128", "int8-channel-int"):
         x = samples.rows(CPU, BF16, 1100, 256)
