@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(os.environ.get("BENCH_RESULTS") or Path(__file__).parent / "results")
 
 
@@ -83,12 +84,20 @@ def _cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
 def _commit() -> str:
     """The measured commit, with "+" if the working tree differs from it; outside a git checkout BENCH_COMMIT, or
     ""."""
-    root = Path(__file__).parent
     try:
-        head = _git(root, "rev-parse", "--short", "HEAD")
-        return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+        head = _git(ROOT, "rev-parse", "--short", "HEAD")
+        return head + ("+" if _git(ROOT, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("BENCH_COMMIT", "")
+
+
+def state_of(commit: str, *paths: str) -> str:
+    """For pages: a commit, and how often the files in ``paths`` have been changed since then, where git can tell."""
+    try:
+        count = int(_git(ROOT, "rev-list", "--count", f"{commit.rstrip('+')}..HEAD", "--", *paths))
+    except (OSError, subprocess.CalledProcessError):
+        count = 0
+    return f"commit {commit}" + (f" ({', '.join(paths)} changed in {count} commits since)" if count else "")
 
 
 def _git(root: Path, *arguments: str) -> str:

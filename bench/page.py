@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import goals, growth
-from bench.measure import RESULTS
+from bench.measure import RESULTS, state_of
 from bench.peers import BASE
 from bench.plot import Line, chart
 from bench.reached import Records
@@ -203,7 +203,8 @@ def _machines(rows: list[Row], runs: dict[str, Row]) -> str:
             units = ", ".join(f"{name} {rate / 1e12:.2f}" for name, rate in found.items() if name != "read")
             found = f"memory is read at {found['read'] / 1e9:.1f} GB/s; 10^12 operations per second: {units}"
         where = f"{machine['cpu']}, {machine['threads']} threads"
-        text.append(f"- Run {run}, commit {head['commit']}: {where}. {found}. {libraries(head)}")
+        state = state_of(head["commit"], "native/kernels")
+        text.append(f"- Run {run}, {state}: {where}. {found}. {libraries(head)}")
     return "\n".join(text) + "\n"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import goals
 from bench.gpu import methods, products
-from bench.measure import RESULTS
+from bench.measure import RESULTS, state_of
 from bench.page import DOCS, Row, libraries, section, write
 from bench.reached import Records
 from bench.results import lines_of, newest, runs_of
@@ -85,7 +85,7 @@ def about(head: Row) -> str:
     units = ", ".join(f"{name} {limits[name] / 1e12:.0f}" for name in ("bf16", "int8", "float8") if limits.get(name))
     device = f"{gpu['device']} ({gpu['capability']}, toolkit {gpu['toolkit']})"
     return (
-        f"- Run {head['run']}, commit {head['commit']}: {device}. Memory is copied at {limits['copy'] / 1e9:.0f} GB/s; "
+        f"- Run {head['run']}, {state(head)}: {device}. Memory is copied at {limits['copy'] / 1e9:.0f} GB/s; "
         f"10^12 operations per second: {units}. {libraries(head)}\n"
     )
 
@@ -98,8 +98,12 @@ def of_methods(head: Row, rows: list[Row]) -> str:
     ]
     shown = markdown(("method", "weights", "ms", "x bf16", "MB"), cells, words=(0, 1))
     lost = [f"- not measured: {row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
-    where = f"Run {head['run']}, commit {head['commit']}.\n"
+    where = f"Run {head['run']}, {state(head)}.\n"
     return "\n".join([OF_METHODS, where, shown, "", *lost, ""])
+
+
+def state(head: Row) -> str:
+    return state_of(head["commit"], "src/bitport/backends/triton", "src/bitport/backends/cuda")
 
 
 def slug(text: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from bench import page, plot, products, results
+from bench import measure, page, plot, products, results
 from bench.measure import RESULTS
 from bench.reached import Records
 from bench.suites import QUICK_SCHEMES, QUICK_SHAPES, SCHEMES, class_of, suite_of
@@ -95,6 +96,25 @@ def test_the_page_holds_what_was_measured(tmp_path: Path) -> None:
     assert "- not measured: llama.cpp Q4_0: it crashed" in text
     assert [name for name in files if name.endswith(".svg")] == ["performance/4096x4096-4-bit.svg"]
     assert "performance/4096x4096-4-bit.svg" in text
+
+
+def test_a_page_says_how_old_its_figures_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        names = ("-c", "user.name=x", "-c", "user.email=x")
+        return subprocess.run(
+            ["git", *names, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init")
+    for at in range(3):
+        (tmp_path / "kernel").write_text(str(at))
+        git("add", ".")
+        git("commit", "-m", "x")
+    first = git("rev-parse", "--short", "HEAD~2").strip()
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    assert measure.state_of(f"{first}+", "kernel") == f"commit {first}+ (kernel changed in 2 commits since)"
+    assert measure.state_of(first, "other") == f"commit {first}"
+    assert measure.state_of("abc", "kernel") == "commit abc"
 
 
 def test_each_processor_has_a_page_of_its_own(tmp_path: Path) -> None:
