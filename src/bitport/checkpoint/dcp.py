@@ -22,9 +22,8 @@ from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.slots import bare
 from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.nn.targets import check_model
-from bitport.numerics import Quantized
 from bitport.tensor import QTensor, from_parts
-from bitport.tensor.qtensor import EXTRA
+from bitport.tensor.qtensor import split_parts
 from bitport.tensor.sharded import own, parts_of
 
 
@@ -73,8 +72,7 @@ def _checked(name: str, q: QTensor, entries: dict[str, Tensor], state: dict[str,
             raise CheckpointError(f"{key} is {what}; the model has {mine.dtype} {[*mine.shape]}")
     names = q.__tensor_flatten__()[0]
     read = {part: own(state[key]).view(getattr(q, part).dtype) for part, key in zip(names, entries, strict=True)}
-    extra: dict[str, Any] = {part: read.get(part) for part in EXTRA}
-    parts = Quantized(read["qdata"], read["scale"], read.get("zero"), read.get("scale2"))
+    parts, extra = split_parts(read)
     try:
         return from_parts(parts, q.scheme, shape=tuple(q.shape), dtype=q.dtype, transposed=q.transposed, **extra)
     except ArgumentError as error:

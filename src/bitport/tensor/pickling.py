@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.numerics import Quantized
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.numerics.packing import from_bytes
 from bitport.schemes import Scheme
 from bitport.tensor.parts import check_dense
-from bitport.tensor.qtensor import EXTRA, PARTS, QTensor, from_parts, rebuild
+from bitport.tensor.qtensor import PARTS, QTensor, from_parts, rebuild, split_parts
 
 
 def reduced(q: QTensor, parameter: bool) -> tuple[Any, ...]:
@@ -45,8 +44,13 @@ def _is_unread(part: Tensor) -> bool:
 
 
 DESCRIPTION = {
-    **{"tensors": dict, "scheme": str, "bits_layout": str, "shape": tuple, "dtype": torch.dtype},
-    **{"transposed": bool, "parameter": bool},
+    "tensors": dict,
+    "scheme": str,
+    "bits_layout": str,
+    "shape": tuple,
+    "dtype": torch.dtype,
+    "transposed": bool,
+    "parameter": bool,
 }
 """What :func:`reduced` hands over, in this order, and its types."""
 
@@ -89,20 +93,12 @@ def _checked(*described: Any) -> QTensor:
             "directory)"
         )
     scheme = Scheme.from_json(text)
-    data = tensors["qdata"]  # 8-bit floats only in the canonical layout
+    parts, extra = split_parts(tensors)
+    scale = from_bytes(parts.scale, SCALE_DTYPES[scheme.weight.scale])
+    data = parts.data  # 8-bit floats only in the canonical layout
     data = from_bytes(data, scheme.weight.number.storage) if bits_layout == "plain" else data
-    scale = from_bytes(tensors["scale"], SCALE_DTYPES[scheme.weight.scale])
-    parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))
-    extra = {name: tensors.get(name) for name in EXTRA}
-    return from_parts(
-        parts,
-        scheme,
-        shape=shape,
-        dtype=dtype,
-        transposed=transposed,
-        bits_layout=bits_layout,
-        **extra,
-    )
+    parts = parts._replace(data=data, scale=scale)
+    return from_parts(parts, scheme, shape=shape, dtype=dtype, transposed=transposed, bits_layout=bits_layout, **extra)
 
 
 torch.serialization.add_safe_globals([rebuild])

@@ -176,8 +176,8 @@ class QTensor(Tensor):
 
     def with_parts(self, every: Mapping[str, Tensor | None], **changes: Any) -> QTensor:
         """This tensor with all parts replaced by ``every``; parts missing from it become None."""
-        parts = Quantized(*(every.get(name) for name in PARTS[:4]))  # type: ignore[arg-type]
-        return self.replace(parts, **{name: every.get(name) for name in EXTRA}, **changes)
+        parts, extra = split_parts(every)
+        return self.replace(parts, **extra, **changes)
 
     def to_layout(self, name: str) -> QTensor:
         """Convert to the layout called ``name``; LayoutError if that layout cannot hold it."""
@@ -198,8 +198,7 @@ class QTensor(Tensor):
     @classmethod
     def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> QTensor:
         scheme, bits_layout, matrix, transposed, repeated, dtype = context
-        parts = Quantized(inner["qdata"], inner["scale"], inner.get("zero"), inner.get("scale2"))
-        extra = {name: inner.get(name) for name in EXTRA}
+        parts, extra = split_parts(inner)
         return cls(
             parts,
             scheme,
@@ -273,6 +272,12 @@ class QTensor(Tensor):
         size = batch * math.prod(plain.data_shape) * plain.data_dtype.itemsize
         size += sum(batch * math.prod(plain.scale_shape) * p.itemsize for p in (self.scale, self.zero) if p is not None)
         return size + sum(p.nbytes for name in ("scale2", *EXTRA) if (p := getattr(self, name)) is not None)
+
+
+def split_parts(parts: Mapping[str, Tensor | None]) -> tuple[Quantized, dict[str, Any]]:
+    """(the parts of the matrix, those in EXTRA by name) of ``parts`` by name; a missing one becomes None."""
+    quantized = Quantized(*(parts.get(name) for name in PARTS[:4]))  # type: ignore[arg-type]
+    return quantized, {name: parts.get(name) for name in EXTRA}
 
 
 def unsupported(func: Any, *given: Any) -> NoReturn:
