@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from bitport.numerics.codec import Quantized, dequantize_codes, quantize, quantize_codes
+from bitport.numerics.codec import Quantized, quantize, quantize_dequantize
 from bitport.numerics.format import Format
 from bitport.numerics.qparams import choose_qparams
 
@@ -46,13 +46,8 @@ def quantize_rows(x: Tensor, name: str, act_scale: Tensor | None = None) -> Quan
 def fake_quantize(x: Tensor, name: str, act_scale: Tensor | None = None) -> Tensor:
     """Dequantized `quantize_rows` without packing: float32 in the shape of x."""
     fmt = activation_format(name)
-    rows = _rows(x.detach())
     scale, scale2 = _static(name, fmt, act_scale)
-    zero = None
-    if scale is None:
-        scale, zero, scale2 = choose_qparams(rows, fmt, scale2)
-    codes = quantize_codes(rows, fmt, scale, zero, scale2)
-    return dequantize_codes(codes, fmt, scale, zero, scale2).reshape(x.shape)
+    return quantize_dequantize(_rows(x), fmt, scale=scale, scale2=scale2).reshape(x.shape)
 
 
 def static_scale(amax: Tensor, name: str) -> Tensor:

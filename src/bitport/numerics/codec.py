@@ -17,7 +17,7 @@ from bitport.numerics.codebooks import decode_codebook, encode_codebook
 from bitport.numerics.floats import as_float32, decode, encode
 from bitport.numerics.format import Format
 from bitport.numerics.packing import from_storage, to_storage
-from bitport.numerics.qparams import choose_qparams
+from bitport.numerics.qparams import Params, choose_qparams
 from bitport.numerics.rounding import RandomSource, Rounding, random_bits, round_to_int
 from bitport.numerics.types import NumberType
 
@@ -64,13 +64,12 @@ def dequantize(q: Quantized, fmt: Format, n: int, k: int, dtype: torch.dtype = t
     return dequantize_codes(codes, fmt, q.scale, q.zero, q.scale2).to(dtype)
 
 
-def quantize_dequantize(
-    x: Tensor, fmt: Format, *, rounding: Rounding = "half_even", generator: RandomSource = None
-) -> Tensor:
-    """Quantize and dequantize x without packing; returns float32."""
+def quantize_dequantize(x: Tensor, fmt: Format, *, scale: Tensor | None = None, scale2: Tensor | None = None) -> Tensor:
+    """Quantize and dequantize x without packing; returns float32. Scales may be given as for :func:`quantize`, without
+    a zero point."""
     x = x.detach()
-    params = choose_qparams(x, fmt)
-    return dequantize_codes(quantize_codes(x, fmt, *params, rounding, generator), fmt, *params)
+    params = choose_qparams(x, fmt, scale2) if scale is None else Params(scale, None, scale2)
+    return dequantize_codes(quantize_codes(x, fmt, *params), fmt, *params)
 
 
 def quantize_codes(
