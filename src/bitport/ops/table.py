@@ -26,8 +26,6 @@ from bitport.numerics import sqnr
 
 LIB = torch.library.Library("bitport", "FRAGMENT")
 
-Backward = Callable[..., tuple[Any, ...]]
-
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
@@ -203,7 +201,6 @@ def no_view(output: Tensor) -> Tensor:
 def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
     """The op at the Autograd key: like torch.library.register_autograd, at a third of its 8 us."""
     redispatch, below = op.overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
-    gradient = _gradient(op)
     defaults = [argument.default_value for argument in op.overload._schema.arguments]
 
     def forward(ctx: Any, *args: Any) -> Any:
@@ -214,7 +211,7 @@ def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
         return output
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return (*gradient(ctx, grad), None)
+        return (*_gradients(op, ctx, grad), None)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     graded: Any = type(f"bitport_{op.name}", (torch.autograd.Function,), members)
@@ -272,19 +269,17 @@ def gradient_of_bias(grad: Tensor, dtype: torch.dtype) -> Tensor:
     return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.promote_types(grad.dtype, dtype)).to(dtype)
 
 
-def _gradient(op: Op) -> Backward:
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        inputs = list(ctx.inputs)
-        for at, value in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
-            inputs[at] = value
-        grads: list[Any] = [None] * len(inputs)
-        if ctx.needs_input_grad[0] and op.backward is not None:
-            grads[0] = op.backward(grad, *inputs)
-        if op.bias_at is not None and ctx.needs_input_grad[op.bias_at]:
-            grads[op.bias_at] = gradient_of_bias(grad, inputs[op.bias_at].dtype)
-        return tuple(grads)
-
-    return backward
+def _gradients(op: Op, ctx: Any, grad: Tensor) -> list[Any]:
+    """Those of the inputs that :func:`_save` has saved."""
+    inputs = list(ctx.inputs)
+    for at, value in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
+        inputs[at] = value
+    grads: list[Any] = [None] * len(inputs)
+    if ctx.needs_input_grad[0] and op.backward is not None:
+        grads[0] = op.backward(grad, *inputs)
+    if op.bias_at is not None and ctx.needs_input_grad[op.bias_at]:
+        grads[op.bias_at] = gradient_of_bias(grad, inputs[op.bias_at].dtype)
+    return grads
 
 
 def _batched(op: Op) -> Callable[..., Any]:
