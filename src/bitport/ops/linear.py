@@ -159,18 +159,13 @@ def _generic_dyn(x: Tensor, *rest: Any) -> Tensor:
 
 def _rows_apart(x: Tensor, *rest: Any) -> bool:
     *_, act, act_scale, _bias = rest
-    return act_scale is not None or _each_row(act)
-
-
-def _each_row(act: str) -> bool:
-    """Whether every scale is measured within one row."""
-    return act not in STATIC
+    return act_scale is not None or act not in STATIC
 
 
 def _samples_dyn(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for sample in samples.weights(device, dtype, weight_only=False):
         inputs = [*samples.inputs(device, dtype, sample.weight.k)]
-        if _each_row(sample.scheme.act) and not sample.scheme.static:
+        if sample.scheme.act not in STATIC:  # otherwise a NaN is in the scale of all rows
             inputs.append(_nan(device, dtype, sample.weight.k))
         for name, x in inputs:
             yield _rounded(sample, name, x)
