@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from bitport.errors import ArgumentError
-from bitport.ops.grouped import masked
+from bitport.ops.grouped import masked, spans
 from bitport.ops.matmul import grouped
 from bitport.ops.product import autocasted, run
 from bitport.ops.weight import Weight
@@ -43,7 +42,7 @@ class GroupedProduct(torch.autograd.Function):
             grad_x = _grad_of_input(g, weight, offs) if wants_x else None
             grad_w = _grad_of_weight(g, x, act_scale, offs, kept) if wants_w else None
         else:
-            each = _rows_of_each(offs)
+            each = {expert: rows for expert, rows in spans(offs, len(g)) if rows.start < rows.stop}
             grad_x = _rounded_grad_of_input(g, x, kept.rows(floats), weight, each, kept) if wants_x else None
             grad_w = _rounded_grad_of_weight(g, x, act_scale, weight, each, kept) if wants_w else None
         return *before_pre_scale(grad_x, grad_w, pre_scale, perm, kept), None
@@ -92,12 +91,6 @@ def _rounded_grad_of_weight(
     for expert, at in each.items():
         grad[expert] = grad_of_weight(g[at], x[at], act_scale, kept)
     return grad
-
-
-def _rows_of_each(offs: Tensor) -> dict[int, slice]:
-    """Expert -> its rows, if it has any. Waits for the device."""
-    spans = enumerate(itertools.pairwise((0, *offs.tolist())))
-    return {expert: slice(start, end) for expert, (start, end) in spans if start < end}
 
 
 def grouped_mm(
