@@ -40,15 +40,15 @@ def add_text(verb: argparse.ArgumentParser, *, required: bool) -> None:
 
 def how_of(args: argparse.Namespace, new_tokens: int = 0) -> How:
     return How(
-        args.window,
-        args.stride,
-        args.max_tokens,
-        args.batch,
-        args.device,
-        args.dtype,
-        args.scratch,
-        new_tokens,
-        args.kv_cache,
+        window=args.window,
+        stride=args.stride,
+        max_tokens=args.max_tokens,
+        batch=args.batch,
+        device=args.device,
+        dtype=args.dtype,
+        scratch=args.scratch,
+        new_tokens=new_tokens,
+        kv_cache=args.kv_cache,
     )
 
 
