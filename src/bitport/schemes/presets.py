@@ -52,7 +52,7 @@ PRESETS: dict[str, Scheme] = {
 ZERO_SUFFIX = {"sym": "none", "asym": "int", "fzero": "float"}
 BLOCK_SUFFIX = {"tensor": TENSOR, "channel": CHANNEL}
 NUMBER = r"[1-9][0-9]{0,9}"
-"""Of more digits than a block can have; Python refuses to read thousands of them."""
+"""At most ten digits, as many as the size of a block can have: Python refuses to read thousands of them."""
 SUFFIXES = ("g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo", "static")
 
 
