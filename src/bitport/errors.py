@@ -1,7 +1,7 @@
 """The exceptions bitport raises. Each message says what was given, what is allowed, and what to do."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 __all__ = [
     "ArgumentError",
@@ -22,6 +22,11 @@ def shortened(names: Iterable[str], limit: int = 10) -> str:
     """Join at most ``limit`` names for an error message."""
     every = list(names)
     return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" if len(every) > limit else "")
+
+
+def counted(found: Mapping[str, Collection[str]], limit: int = 10) -> str:
+    """What is wrong with how many names, and at most ``limit`` of them, for each kind that has some."""
+    return "; ".join(f"{len(names)} {what}: {shortened(names, limit)}" for what, names in found.items() if names)
 
 
 LONGEST = 1500

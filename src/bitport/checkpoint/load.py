@@ -19,7 +19,7 @@ from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.sharded import check_sharded, read_shard
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, fill, identity, slots
-from bitport.errors import ArgumentError, CheckpointError, shortened
+from bitport.errors import ArgumentError, CheckpointError, counted
 from bitport.nn.fsdp import adopt_, fsdp_modules, reshard_
 from bitport.nn.offloaded import refuse_offloaded
 from bitport.ops.device import check_device, check_present
@@ -159,13 +159,9 @@ def _match(
 def _raise_or_warn(what: str, problems: dict[str, list[str]], differences: dict[str, list[str]], strict: bool) -> None:
     fatal = {**problems, **differences} if strict else problems
     if any(fatal.values()):
-        raise CheckpointError(f"{what}. {_listed({**problems, **differences})}")
+        raise CheckpointError(f"{what}. {counted({**problems, **differences})}")
     if any(differences.values()):
-        warnings.warn(f"{what}; loaded as far as it does. {_listed(differences)}", stacklevel=4)
-
-
-def _listed(found: dict[str, list[str]]) -> str:
-    return "; ".join(f"{len(names)} {what}: {shortened(names)}" for what, names in found.items() if names)
+        warnings.warn(f"{what}; loaded as far as it does. {counted(differences)}", stacklevel=4)
 
 
 def _device(targets: list[Slot], device: torch.device | str | int | None) -> torch.device:

@@ -28,7 +28,7 @@ from torch import Tensor
 from bitport import plugins
 from bitport.checkpoint.manifest import Manifest
 from bitport.checkpoint.parse import read_manifest
-from bitport.errors import ArgumentError, CheckpointError, shortened
+from bitport.errors import ArgumentError, CheckpointError, counted, shortened
 from bitport.integrations import pretrained
 from bitport.integrations.components import spared
 from bitport.integrations.pretrained import Loading, Original, Saving, Stored, twin_of
@@ -155,9 +155,8 @@ def check_names(model: Any, path: Path, held: Manifest) -> None:
     own, ignored = model.state_dict().keys(), model._keys_to_ignore_on_load_unexpected or ()
     there = {name for name, entry in held.tensors.items() if entry.buffer != "derived"} | held.tied.keys()
     unknown = [name for name in there - own if not any(re.search(pattern, name) for pattern in ignored)]
-    found = {"missing in the checkpoint": own - there, "unknown to the model": unknown}
-    if said := [f"{len(names)} {what}: {shortened(sorted(names))}" for what, names in found.items() if names]:
-        raise CheckpointError(f"{path} does not fit {type(model).__name__}. {'; '.join(said)}")
+    if told := counted({"missing in the checkpoint": sorted(own - there), "unknown to the model": sorted(unknown)}):
+        raise CheckpointError(f"{path} does not fit {type(model).__name__}. {told}")
 
 
 def check_brought(work: Stored) -> None:

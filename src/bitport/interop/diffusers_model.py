@@ -17,7 +17,7 @@ from bitport.checkpoint.parse import json_object
 from bitport.checkpoint.quantized_by import QUANTIZATION
 from bitport.checkpoint.side_files import COMPONENT, POINTER
 from bitport.checkpoint.source import FETCH, PIPELINE
-from bitport.errors import CheckpointError, shortened
+from bitport.errors import CheckpointError, counted, shortened
 from bitport.interop.skeleton import FACTOR, SPARE, Bounded, check_layers
 from bitport.interop.tracing import TracedTensor, traced
 from bitport.nn.targets import known_weight
@@ -116,8 +116,8 @@ class Component:
             "unknown to the model": sorted(found.keys() - self.shapes.keys()),
             "of another shape": sorted(other),
         }
-        if said := [f"{len(names)} {what}: {shortened(names, 3)}" for what, names in wrong.items() if names]:
-            raise CheckpointError(f"it does not fit the {self.name} of the configuration. {'; '.join(said)}")
+        if told := counted(wrong, 3):
+            raise CheckpointError(f"it does not fit the {self.name} of the configuration. {told}")
         if computed := [name for name, each in found.items() if each.runs is None]:
             raise CheckpointError(
                 f"diffusers computes {shortened(computed, 3)} from its numbers, or takes columns of them; only whole "
