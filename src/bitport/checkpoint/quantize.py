@@ -17,7 +17,7 @@ from bitport.algorithms.apply import apply
 from bitport.arguments import bytes_of, floats_of, path_of
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint
-from bitport.checkpoint.source import Source, check_apart
+from bitport.checkpoint.source import Source, cast_floats, check_apart
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
@@ -164,7 +164,7 @@ class QuantizeRun:
 
     def _write(self, name: str, stored: Tensor) -> int:
         """Quantize and write a tensor; returns its bytes in the checkpoint. Nothing of it is kept."""
-        value = stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
+        value = cast_floats(stored, self.dtype)
         choice = self.plan[name] if name in self.targets else None
         if choice and choice.scheme:
             check_finite(value, self.targets[name])

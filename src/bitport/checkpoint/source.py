@@ -236,6 +236,11 @@ class Source:
         return one.dtype == other.dtype and torch.equal(one, other)
 
 
+def cast_floats(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """``tensor`` in ``dtype`` if it holds floats; None: as it is."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
 def check_apart(source: Path, directory: Path) -> None:
     """ArgumentError if a checkpoint of ``source`` cannot be written to ``directory``, because it is a file, or lies in
     the source, or holds it: then it would hold two models."""

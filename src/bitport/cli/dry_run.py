@@ -7,7 +7,7 @@ import torch
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms.apply import apply
 from bitport.calibrate.observe import scales_without_data
-from bitport.checkpoint.source import Source
+from bitport.checkpoint.source import Source, cast_floats
 from bitport.report import LayerReport, Report
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe
@@ -22,8 +22,7 @@ def predicted(files: Source, recipe: Recipe, dtype: torch.dtype | None, by: Algo
     sizes: dict[str, int] = {}
     told: dict[str, LayerReport] = {}
     for name, held in files.stored.items():
-        value = torch.empty(held.shape, dtype=held.dtype, device="meta")
-        value = value.to(dtype) if dtype is not None and held.dtype.is_floating_point else value
+        value = cast_floats(torch.empty(held.shape, dtype=held.dtype, device="meta"), dtype)
         sizes[name], choice = value.nbytes, plan[name] if name in targets else None
         if choice and choice.scheme:
             outcome = apply(by, value, targets[name], choice.scheme, act_scale=scales.get(name))

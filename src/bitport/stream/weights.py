@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from bitport.checkpoint.manifest import Manifest
 from bitport.checkpoint.output import Output
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, fill, identity, slots
-from bitport.checkpoint.source import Source
+from bitport.checkpoint.source import Source, cast_floats
 from bitport.errors import CheckpointError, shortened
 
 
@@ -34,24 +35,24 @@ class Streamed:
         self.name_of = {slot.name: name for name, group in self.slots.items() for slot in group}
         self.empty = {name: group[0].tensor for name, group in self.slots.items()}
 
-    @contextlib.contextmanager
-    def outside(self, blocks: Collection[str]) -> Iterator[None]:
+    def outside(self, blocks: Collection[str]) -> AbstractContextManager[None]:
         """Load everything at once: modules may use weights of others without calling them, which cannot be
         predicted."""
         inner = tuple(f"{block}." for block in blocks)
-        loaded = self._load([slot for slot in self.name_of if not slot.startswith(inner)])
-        try:
-            yield
-        finally:
-            self._drop(loaded)
+        return self._loaded([slot for slot in self.name_of if not slot.startswith(inner)])
+
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        return self._loaded([slot for slot in self.name_of if f"{slot}.".startswith(f"{name}.")])
 
     @contextlib.contextmanager
-    def inside(self, name: str) -> Iterator[None]:
-        loaded = self._load([slot for slot in self.name_of if f"{slot}.".startswith(f"{name}.")])
+    def _loaded(self, slots: list[str]) -> Iterator[None]:
+        loaded = self._load(slots)
         try:
             yield
         finally:
-            self._drop(loaded)
+            for name in loaded:
+                for slot in self.slots[name]:
+                    slot.put(self.empty[name])
 
     def done(self, step: str) -> bool:
         return step in self.output.done
@@ -69,7 +70,7 @@ class Streamed:
 
     def value(self, name: str) -> Tensor:
         ((_, stored),) = self.files.read([name])
-        return stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
+        return cast_floats(stored, self.dtype)
 
     def _load(self, names: list[str]) -> list[str]:
         """Load those that are on meta, with all tensors tied to them; returns their names in the files."""
@@ -91,11 +92,6 @@ class Streamed:
             return {
                 name: read_tensor(shards, self.output.staged, entry, self.device) for name, entry in entries.items()
             }
-
-    def _drop(self, names: list[str]) -> None:
-        for name in names:
-            for slot in self.slots[name]:
-                slot.put(self.empty[name])
 
 
 def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
