@@ -113,7 +113,7 @@ def objective(difference: Tensor, hessian: Tensor) -> Tensor:
 
 
 def nearer(
-    w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, params: Params, plain: Params, height: int = 1
+    w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, params: Params, plain: Params, height: int
 ) -> tuple[Tensor, Tensor]:
     """Replace ``codes`` (of ``params``) by rounding to nearest with ``plain``, for each group of ``height`` rows where
     that is no worse. Returns the codes and where they were replaced, [N / height, 1]."""

@@ -102,12 +102,12 @@ def predictions(
                 yield predicted, tokens[first:end]
 
 
-def count_windows(n: int, window: int, stride: int | None = None) -> int:
+def count_windows(n: int, window: int, stride: int | None) -> int:
     """Return how many windows :func:`predictions` makes of n tokens."""
     return sum(1 for _ in _windows(n, window, stride or window))
 
 
-def scored_tokens(n: int, window: int, stride: int | None = None) -> int:
+def scored_tokens(n: int, window: int, stride: int | None) -> int:
     """Return how many of n tokens are scored."""
     return sum(end - first for _, end, first in _windows(n, window, stride or window))
 

@@ -11,6 +11,7 @@ from bitport.report.quantized import LayerReport, Report
 from bitport.report.text import size
 
 LABELS, TALL = 300, 26
+SHOWN = 12
 HUES = 8
 """Number of hues in the style sheet, hue-0 .. hue-7; "rest" is for bytes that no weight of the report accounts for."""
 STAY = "not quantized"
@@ -55,14 +56,15 @@ def size_bars(report: Report) -> list[Html]:
     return [svg(WIDTH, 88, *drawn, label="bytes before and after"), el("p", *keys, class_="legend")]
 
 
-def largest_errors(layers: Sequence[LayerReport], output: bool, count: int = 12) -> Html:
-    """Bars of the layers with the largest error; a pale bar behind each shows that of rounding to nearest."""
+def largest_errors(layers: Sequence[LayerReport], output: bool) -> Html:
+    """Bars of the SHOWN layers with the largest error; a pale bar behind each shows that of rounding to nearest."""
 
     def errors(layer: LayerReport) -> tuple[float | None, float | None]:
         both = (layer.output_sqnr, layer.output_sqnr_rtn) if output else (layer.sqnr, layer.sqnr_rtn)
         return _part(both[0]), _part(both[1])
 
-    worst = sorted((layer for layer in layers if errors(layer)[0]), key=lambda layer: -(errors(layer)[0] or 0))[:count]
+    worst = sorted((layer for layer in layers if errors(layer)[0]), key=lambda layer: -(errors(layer)[0] or 0))
+    worst = worst[:SHOWN]
     per_part = (WIDTH - LABELS - 190) / max((each for layer in worst for each in errors(layer) if each), default=1.0)
     drawn = []
     for row, layer in enumerate(worst):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
-from bitport.errors import RecipeError
+from bitport.errors import RecipeError, shortened
 from bitport.json_text import parsed
 from bitport.schemes.experts import is_router
 from bitport.schemes.plan import Choice, Plan
@@ -328,9 +328,8 @@ def _noted(targets: Sequence[Target], rule: Rule) -> str:
     return next((f". {target.name}: {target.note}" for target in noted), "")
 
 
-def _preview(targets: Sequence[Target], like: str, limit: int = 8) -> str:
-    """The targets with names closest to ``like``, for an error message."""
-    near = sorted(targets, key=lambda each: -difflib.SequenceMatcher(None, like, each.module).ratio())[:limit]
+def _preview(targets: Sequence[Target], like: str) -> str:
+    """The targets, those with names closest to ``like`` first, for an error message."""
+    near = sorted(targets, key=lambda each: -difflib.SequenceMatcher(None, like, each.module).ratio())
     names = (target.name if target.kind == "other" else target.module or "(root)" for target in near)
-    shown = ", ".join(f"{name} ({target.kind})" for name, target in zip(names, near, strict=True))
-    return shown + (f" and {len(targets) - limit} more" if len(targets) > limit else "")
+    return shortened((f"{name} ({target.kind})" for name, target in zip(names, near, strict=True)), 8)

@@ -102,7 +102,7 @@ def check_order(q: QTensor, dim: int) -> None:
         )
 
 
-def check_span(q: QTensor, dim: int, start: int, end: int, *, room: bool = False) -> None:
+def check_span(q: QTensor, dim: int, start: int, end: int, *, room: bool) -> None:
     """Raise ArgumentError unless start:end can be cut out of ``dim``. With ``room``, only padding follows, into which
     the last block may reach."""
     check_order(q, dim)

@@ -191,7 +191,7 @@ def _power_of_two(amax: Array, fmt: Format) -> Array:
     return jnp.where(jnp.isfinite(amax), code, E8M0.nan_code).astype(jnp.uint8)
 
 
-def encode_rows(x: Array, act: str, act_scale: Array | None = None) -> Encoded:
+def encode_rows(x: Array, act: str, act_scale: Array | None) -> Encoded:
     """Quantize x, seen as [M, K], to ACTIVATIONS[act]. ``act_scale`` fixes the scale that all of x shares."""
     fmt, single = ACTIVATIONS[act], None if act_scale is None else act_scale.reshape(1, 1)
     return encode(rows_of(x), fmt, scale2=single) if fmt.global_scale else encode(rows_of(x), fmt, single)
