@@ -57,21 +57,13 @@ def package(
     if a compiled method gives other results. ``tolerance``: the error allowed, relative to the largest number; default:
     half of the digits of the dtype. ``meta``: numbers and texts for the program that runs the package.
     """
-    chosen = {"forward": methods} if isinstance(methods, Method) else methods
-    if not isinstance(chosen, Mapping) or not chosen:
-        given = type(methods).__name__ if methods else repr(methods)
-        raise ArgumentError(f"methods are a Method(module, args), or a dictionary of some by name, not {given}")
+    given = _by_name(methods)
     target, level = target_of(path, weights), check_level(level)
-    if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
-        raise ArgumentError(f"tolerance is a part of the largest number, such as 0.01, not {tolerance!r}")
-    try:
-        json.dumps(dict(meta or {}))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"meta is a dictionary of what JSON can hold, numbers and texts: {error}") from None
-    for name, method in chosen.items():
+    _check_options(tolerance, meta)
+    for name, method in given.items():
         signature.check(name, method)
     check_compiler()
-    chosen = {name: dense(method) for name, method in chosen.items()}
+    chosen = {name: dense(method) for name, method in given.items()}
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -103,15 +95,11 @@ def package(
                     name, programs.pop(name), graphs.pop(name), Path(compiling, name), level, archive
                 )
                 entry |= code | _list(name, {each: found[name][each] for each in listed}, archive)
-                for size, bounds in sizes.items():
-                    if manifest["dims"].setdefault(size, bounds) != bounds:
-                        raise ArgumentError(f"the size {size!r} is {manifest['dims'][size]} here and {bounds} there")
+                _add_sizes(manifest["dims"], sizes)
                 entry["example"] = None
                 if examples:
                     recorded[name] = _record(method, entry["inputs"])
-                    stored, example = _stored(recorded[name], entry["inputs"]), EXAMPLE.format(name)
-                    archive.add(example, as_bytes(partial(write_weights, tensors=stored)))
-                    entry["example"] = {"entry": example, "atol": _within(stored, tolerance)}
+                    entry["example"] = _example(name, _stored(recorded[name], entry["inputs"]), tolerance, archive)
                 manifest["methods"][name] = entry
             archive.add(MANIFEST, json.dumps(manifest, indent=1).encode())
         program = load(draft)
@@ -121,6 +109,23 @@ def package(
             os.replace(beside, target.with_name(beside.name))
         os.replace(draft, target)
     return manifest
+
+
+def _by_name(methods: Mapping[str, Method] | Method) -> Mapping[str, Method]:
+    chosen = {"forward": methods} if isinstance(methods, Method) else methods
+    if not isinstance(chosen, Mapping) or not chosen:
+        given = type(methods).__name__ if methods else repr(methods)
+        raise ArgumentError(f"methods are a Method(module, args), or a dictionary of some by name, not {given}")
+    return chosen
+
+
+def _check_options(tolerance: float | None, meta: Mapping[str, Any] | None) -> None:
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
+        raise ArgumentError(f"tolerance is a part of the largest number, such as 0.01, not {tolerance!r}")
+    try:
+        json.dumps(dict(meta or {}))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"meta is a dictionary of what JSON can hold, numbers and texts: {error}") from None
 
 
 def target_of(path: str | os.PathLike[str], weights: str | None) -> Path:
@@ -157,6 +162,20 @@ def _list(name: str, constants: Mapping[str, Constant], archive: ArchiveWriter) 
     place = CONSTANTS.format(name)
     archive.add(place, json.dumps(listed, separators=(",", ":")).encode())
     return {"constants": {"entry": place, "count": len(listed)}}
+
+
+def _add_sizes(dims: signature.Sizes, sizes: signature.Sizes) -> None:
+    """Add the bounds of a method's dynamic sizes to those of all methods."""
+    for size, bounds in sizes.items():
+        if dims.setdefault(size, bounds) != bounds:
+            raise ArgumentError(f"the size {size!r} is {dims[size]} here and {bounds} there")
+
+
+def _example(name: str, stored: dict[str, Tensor], tolerance: float | None, archive: ArchiveWriter) -> dict[str, Any]:
+    """Write a method's arguments and results; returns its "example" entry."""
+    place = EXAMPLE.format(name)
+    archive.add(place, as_bytes(partial(write_weights, tensors=stored)))
+    return {"entry": place, "atol": _within(stored, tolerance)}
 
 
 def _wanted(library: Path) -> list[str]:
