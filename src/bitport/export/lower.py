@@ -40,23 +40,13 @@ def _lowered(lower: Callable[..., Any], otherwise: Callable[..., Any]) -> Callab
 
 
 def _linear(x: Tensor, *rest: Any) -> Tensor | None:
-    *weight, bias = rest
-    return _product(x, Weight(*weight), "", None, bias)
+    """``rest``: the weight and the bias; of linear_then also ``then`` and ``times``."""
+    return _product(x, Weight(*rest[:10]), "", None, *rest[10:])
 
 
 def _dyn_linear(x: Tensor, *rest: Any) -> Tensor | None:
-    *weight, act, act_scale, bias = rest
-    return _product(x, Weight(*weight), act, act_scale, bias)
-
-
-def _linear_then(x: Tensor, *rest: Any) -> Tensor | None:
-    *weight, bias, then, times = rest
-    return _product(x, Weight(*weight), "", None, bias, then, times)
-
-
-def _dyn_linear_then(x: Tensor, *rest: Any) -> Tensor | None:
-    *weight, act, act_scale, bias, then, times = rest
-    return _product(x, Weight(*weight), act, act_scale, bias, then, times)
+    """``rest``: the weight, ``act``, ``act_scale`` and the bias; of dyn_linear_then also ``then`` and ``times``."""
+    return _product(x, Weight(*rest[:10]), *rest[10:])
 
 
 def _product(
@@ -117,8 +107,8 @@ def _embedding(ids: Tensor, *rest: Any) -> Tensor | None:
 LOWERED: dict[str, Callable[..., Tensor | None]] = {
     "linear": _linear,
     "dyn_linear": _dyn_linear,
-    "linear_then": _linear_then,
-    "dyn_linear_then": _dyn_linear_then,
+    "linear_then": _linear,
+    "dyn_linear_then": _dyn_linear,
     "grouped_linear": _grouped_linear,
     "dyn_grouped_linear": _dyn_grouped_linear,
     "embedding": _embedding,
