@@ -14,7 +14,7 @@ import dataclasses
 import glob
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -170,12 +170,7 @@ def costs(
 ) -> Costs:
     """Measure the cost of each weight in each candidate; arguments as for :func:`mixed`."""
     by, schemes = algorithm_of(algorithm), _schemes(candidates)
-    if cost not in COSTS:
-        raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
-    if type(sample) is not int or sample < 1:
-        raise ArgumentError(f"sample={sample!r}: the predictions of at least one batch must be compared")
-    if isinstance(together, str) or any(isinstance(globs, str) for globs in together):
-        raise ArgumentError(f"together holds lists of globs, such as [['*.q_proj', '*.k_proj']], not {together!r}")
+    _check_how(cost, sample, together)
     targets = _chosen_for(model, schemes[0], rules)
     if unread := [target.name for target in targets if target.weight(model).is_meta]:
         raise ArgumentError(f"{unread[0]} is on the meta device: what its bits cost is measured on its numbers")
@@ -201,10 +196,7 @@ def costs(
         found[target.storage] = tuple(Option(q.nbytes, error) for q, error in zip(rounded, lost, strict=True))
         if not any(lost) and any(_differs(q, value) for q in rounded):
             silent.add(target.storage)
-    labelled: dict[str, list[Target]] = {}
-    for target in every:
-        labelled.setdefault(_label(tied[target.storage], together), []).append(target)
-    alike = labelled.values()
+    alike = _alike(every, tied, together)
     if unknown := [group[0].name for group in alike if silent.issuperset(each.storage for each in group)]:
         raise ArgumentError(
             f"the data say nothing about {', '.join(unknown)}: the outputs stay the same, whatever these are rounded "
@@ -213,6 +205,15 @@ def costs(
     groups = (tuple(itertools.chain(*(tied[target.storage] for target in group))) for group in alike)
     sums = (_summed([found[target.storage] for target in group]) for group in alike)
     return Costs(tuple(groups), tuple(schemes), tuple(sums), tuple(rules))
+
+
+def _check_how(cost: str, sample: int, together: Sequence[Sequence[str]]) -> None:
+    if cost not in COSTS:
+        raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
+    if type(sample) is not int or sample < 1:
+        raise ArgumentError(f"sample={sample!r}: the predictions of at least one batch must be compared")
+    if isinstance(together, str) or any(isinstance(globs, str) for globs in together):
+        raise ArgumentError(f"together holds lists of globs, such as [['*.q_proj', '*.k_proj']], not {together!r}")
 
 
 def _differs(q: QTensor, value: Tensor) -> bool:
@@ -245,6 +246,16 @@ def _chosen_for(model: nn.Module, scheme: Scheme, rules: Sequence[Rule]) -> list
     if done := [each.name for each in chosen if isinstance(each.weight(model), QTensor)]:
         raise ArgumentError(f"{done[0]} is quantized already: choose bits for a model that is not")
     return chosen
+
+
+def _alike(
+    every: Sequence[Target], tied: Mapping[str, Sequence[Target]], together: Sequence[Sequence[str]]
+) -> list[list[Target]]:
+    """Group ``every`` weight with those that must get the same scheme. ``tied``: all names of each, by storage."""
+    labelled: dict[str, list[Target]] = {}
+    for target in every:
+        labelled.setdefault(_label(tied[target.storage], together), []).append(target)
+    return list(labelled.values())
 
 
 def _label(tied: Sequence[Target], together: Sequence[Sequence[str]]) -> str:
