@@ -100,7 +100,7 @@ def _layer(param: Tensor, value: Tensor, target: Target, inputs: SampledRows | N
         value.nbytes,
         param.nbytes,
         sqnr=error_of(value, param),
-        output_sqnr=_output_sqnr(value, param, target, inputs) if inputs and inputs.kept else None,
+        output_sqnr=_output_sqnr(value, param, target, inputs) if inputs is not None else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf import latent, unused
+from bitport.interop.gguf.architecture import Architecture
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.changes import codes_of_file, floats_of_file, misfit, rows_of_file
 from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
@@ -52,17 +52,7 @@ class Writer:
         self.experts = experts_of(read)
         if HEAD not in names and HEAD not in tied and not ties:
             raise ArgumentError(f"the model has no {HEAD}, and config.json does not tie it to the embedding")
-        near = read.get("sliding_window")
-        kind = read["model_type"]
-        if kind in ("phi3", "starcoder2") and near and near < read["max_position_embeddings"]:
-            self.notes.append(f"llama.cpp has no window of {near} tokens for {kind}: there a token sees all before it")
-        if read["rope_parameters"].get("truncate") is False:
-            self.notes.append("llama.cpp rounds the limits of yarn to whole numbers, the model does not (truncate)")
-        if self.its.latent and read["rms_norm_eps"] != latent.EPSILON:
-            eps = read["rms_norm_eps"]
-            self.notes.append(f"llama.cpp's norms of q_a and kv_a have {eps} too, where the model has {latent.EPSILON}")
-        if read.get("topk_method") == "group_limited_greedy":
-            self.notes.append("llama.cpp chooses groups of experts by their two best, the model by the best of each")
+        self.notes += _otherwise(self.its, read)
         ends = config.get("eos_token_id")
         if isinstance(ends, list) and len(ends) > len(ENDS):
             self.notes.append(f"texts end with {ends}, and a GGUF file says the first {len(ENDS)}")
@@ -126,10 +116,7 @@ class Writer:
         kind, rows = self._rows(name, tensor, place)
         rows = rows_of_file(rows, change)
         if isinstance(tensor, QTensor) and tensor.scale2 is not None:
-            numbers, matrices = tensor.scale2.reshape(-1, 1).contiguous(), math.prod(shape[:-2])
-            for each in place.names:
-                among = matrices if place.part is None else self.experts
-                out.add(scale_of(each), "F32", (among,), numbers.view(torch.uint8), place.part or 0)
+            self._write_scales(out, tensor.scale2, place)
         if place.part is not None:
             out.add(place.names[0], kind, (self.experts, *shape), rows, place.part)
             return
@@ -143,6 +130,13 @@ class Writer:
         shape = (shape[0], shape[1] // count, *shape[2:]) if count > 1 else shape
         for each, part in zip(place.names, apart(rows, count, place.in_turn) if count > 1 else (rows,), strict=True):
             out.add(each, kind, shape, part)
+
+    def _write_scales(self, out: Output, scales: Tensor, place: TensorPlace) -> None:
+        """``scales``: a number for each matrix of the tensor."""
+        numbers = scales.reshape(-1, 1).contiguous()
+        count = len(numbers) if place.part is None else self.experts
+        for name in place.names:
+            out.add(scale_of(name), "F32", (count,), numbers.view(torch.uint8), place.part or 0)
 
     def _write_latent(self, out: Output, name: str, tensor: Tensor, place: TensorPlace, sizes: tuple[int, int]) -> None:
         if tensor.dim() != 2 or tensor.shape[0] % sum(sizes):
@@ -199,6 +193,19 @@ class Writer:
     def _tell_of_norms(self, norm: Tensor, place: TensorPlace) -> None:
         if place.change.less_one and bool((norm.double() + 1 != (norm + 1).double()).any()):
             self._tell("weights of norms, plus 1, are rounded to float32, as the model does when it computes")
+
+
+def _otherwise(its: Architecture, read: Mapping[str, Any]) -> Iterator[str]:
+    """What llama.cpp computes otherwise than the model does. ``read``: the config as a file says it."""
+    near, kind = read.get("sliding_window"), read["model_type"]
+    if kind in ("phi3", "starcoder2") and near and near < read["max_position_embeddings"]:
+        yield f"llama.cpp has no window of {near} tokens for {kind}: there a token sees all before it"
+    if read["rope_parameters"].get("truncate") is False:
+        yield "llama.cpp rounds the limits of yarn to whole numbers, the model does not (truncate)"
+    if its.latent and (eps := read["rms_norm_eps"]) != latent.EPSILON:
+        yield f"llama.cpp's norms of q_a and kv_a have {eps} too, where the model has {latent.EPSILON}"
+    if read.get("topk_method") == "group_limited_greedy":
+        yield "llama.cpp chooses groups of experts by their two best, the model by the best of each"
 
 
 def _check_floats(name: str, tensor: Tensor) -> None:
