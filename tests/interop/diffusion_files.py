@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from .files import config_in
 from .gguf_files import gguf, to_bytes
 
 diffusers = pytest.importorskip("diffusers", reason="needs the extra: pip install 'bitport[diffusers]'")
@@ -311,7 +312,7 @@ def answer(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 def with_config(folder: Path, config: Path, **changes: Any) -> Path:
     """Write a modified copy of the configuration in ``config`` to ``folder``; None removes a key."""
-    said = {**json.loads((config / "config.json").read_text()), **changes}
+    said = {**config_in(config), **changes}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
     return folder

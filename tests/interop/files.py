@@ -110,12 +110,17 @@ def swizzled(scales: np.ndarray) -> np.ndarray:
     return flat.reshape(rows * 128, columns * 4)
 
 
+def config_in(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return found
+
+
 def edited(source: Path, target: Path, **changes: Any) -> Path:
     """Copy the directory ``source`` with ``changes`` to its config.json; None removes a key."""
     target.mkdir()
     for path in source.iterdir():
         (target / path.name).write_bytes(path.read_bytes())
-    config = {**json.loads((source / "config.json").read_text()), **changes}
+    config = {**config_in(source), **changes}
     (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return target
 

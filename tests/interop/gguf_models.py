@@ -123,6 +123,12 @@ MORE = {
     "qwen35moe": ("Qwen3_5MoeTextConfig", {**LINEAR, **SHARED}),
 }
 """Architecture -> a model with it."""
+OF = {
+    "gpt-oss": ("GptOssConfig", GPT_OSS),
+    "mixtral": ("MixtralConfig", MIXTRAL),
+    "qwen2moe": ("Qwen2MoeConfig", SHARED),
+    **MORE,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 
 
@@ -133,3 +139,8 @@ EPSILONS = ("norm_eps", "norm_epsilon", "layer_norm_eps")
 def small(kind: str, **changes: Any) -> Any:
     sizes = {key: value for key, value in SIZES.items() if key != "rms_norm_eps" or not {*EPSILONS} & {*changes}}
     return getattr(transformers, kind)(**{**sizes, **changes})
+
+
+def config_of(name: str, **changes: Any) -> Any:
+    kind, its = OF[name]
+    return small(kind, **{**its, **changes})

@@ -20,7 +20,7 @@ from bitport.interop import convert, gptq
 from bitport.interop.sources import Foreign, Own
 from bitport.tensor import QTensor
 
-from .files import assert_same, edited
+from .files import assert_same, config_in, edited
 from .published_files import nf4
 
 models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
@@ -75,9 +75,7 @@ def test_the_gate_of_a_gated_mlp_is_a_linear_layer(tmp_path: Path) -> None:
 
 def test_what_lies_beside_the_weights_comes_along(float_model: Path, ours: Path, theirs: Path, tmp_path: Path) -> None:
     convert(theirs, tmp_path / "back", progress=False)
-    before, there, after = (
-        json.loads((path / "config.json").read_text()) for path in (ours, theirs, tmp_path / "back")
-    )
+    before, there, after = (config_in(path) for path in (ours, theirs, tmp_path / "back"))
     assert before == after
     assert there.pop("quantization_config")["quant_method"] == "gptq"
     assert before.pop("quantization_config") == {"quant_method": "bitport"}
@@ -113,7 +111,7 @@ def test_one_file_where_it_is_enough(ours: Path, tmp_path: Path) -> None:
 def test_what_was_left_is_named(ours: Path, float_model: Path, tmp_path: Path) -> None:
     quantize_files(float_model, tmp_path / "q", {"*.down_proj": "skip", "*_proj": "int4-g32"}, progress=False)
     convert(tmp_path / "q", tmp_path / "out", to="gptq_v2", progress=False)
-    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    said = config_in(tmp_path / "out")["quantization_config"]
     assert said["lm_head"] is False
     assert list(said["dynamic"]) == [f"-:^model\\.layers\\.{at}\\.mlp\\.down_proj$" for at in range(2)]
 
@@ -217,7 +215,7 @@ def test_the_form_of_mistral_is_named(theirs: Path, tmp_path: Path) -> None:
 
 
 def test_older_files_say_it_beside_config_json(ours: Path, theirs: Path, tmp_path: Path) -> None:
-    said = json.loads((theirs / "config.json").read_text())["quantization_config"]
+    said = config_in(theirs)["quantization_config"]
     del said["quant_method"]
     path = edited(theirs, tmp_path / "old", quantization_config=None)
     (path / "quantize_config.json").write_text(json.dumps(said))
@@ -247,13 +245,13 @@ def test_a_key_that_is_there_twice(file: str, theirs: Path, tmp_path: Path) -> N
 
 
 def test_a_config_inside_a_config(theirs: Path, tmp_path: Path) -> None:
-    config = json.loads((theirs / "config.json").read_text())
+    config = config_in(theirs)
     said = config["quantization_config"]
     inner = {"dtype": "bfloat16", "quantization_config": said}
     path = edited(theirs, tmp_path / "nested", quantization_config=None, dtype=None, text_config=inner)
     assert Foreign(path).reader.dtype == torch.bfloat16
     convert(path, tmp_path / "back", progress=False)
-    assert json.loads((tmp_path / "back" / "config.json").read_text())["text_config"] == {"dtype": "bfloat16"}
+    assert config_in(tmp_path / "back")["text_config"] == {"dtype": "bfloat16"}
 
 
 def test_methods_that_older_files_do_not_name(theirs: Path, tmp_path: Path) -> None:
@@ -344,7 +342,7 @@ def test_without_a_config(tmp_path: Path) -> None:
     bp.quantize_(model, "int4-g32-sym")
     bp.save(model, tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", to="gptq", progress=False)
-    assert json.loads((tmp_path / "theirs" / "config.json").read_text()).keys() == {"quantization_config"}
+    assert config_in(tmp_path / "theirs").keys() == {"quantization_config"}
     convert(tmp_path / "theirs", tmp_path / "back", progress=False)
     assert_same(tensors(tmp_path / "back"), tensors(tmp_path / "ours"))
     convert(tmp_path / "ours", tmp_path / "float", to="float", progress=False)
@@ -383,7 +381,7 @@ def test_quantizing_a_quantized_model_points_here(theirs: Path, tmp_path: Path) 
 def test_a_float_model(ours: Path, theirs: Path, float_model: Path, tmp_path: Path) -> None:
     done = convert(theirs, tmp_path / "out", to="float", progress=False)
     assert done.notes == ("weights are rounded to torch.bfloat16",)
-    before, after = (json.loads((path / "config.json").read_text()) for path in (float_model, tmp_path / "out"))
+    before, after = (config_in(path) for path in (float_model, tmp_path / "out"))
     assert before == after
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert stored.keys() == load_file(float_model / "model.safetensors").keys()

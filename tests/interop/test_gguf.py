@@ -4,7 +4,6 @@ blocks."""
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import struct
 from pathlib import Path
@@ -24,7 +23,7 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from . import gguf_files
-from .files import assert_described
+from .files import assert_described, config_in
 from .gguf_files import SIZES, gguf, model_of, transformers, write
 from .gguf_models import EXPERTS, GEMMA, GPT_OSS, LLAMA3, MIXTRAL, MORE, NEAR_AND_FAR, SHARED, small
 
@@ -138,7 +137,7 @@ def test_llama_3(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", model, KINDS, vectors={"rope_freqs.weight": llama3_factors(config)})
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     assert_same_answers(model, tmp_path / "out")
-    said = json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]
+    said = config_in(tmp_path / "out")["rope_parameters"]
     assert said == LLAMA3
     write(tmp_path / "n.gguf", model, KINDS, vectors={"rope_freqs.weight": llama3_factors(config) + 0.01})
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
@@ -240,7 +239,7 @@ def test_a_tokenizer_of_pieces(tmp_path: Path) -> None:
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     tokenizer = huggingface.load_tokenizer(tmp_path / "out")
     assert tokenizer("ab ab").input_ids == [1, words.index("▁ab"), words.index("▁ab")]
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 2
+    assert config_in(tmp_path / "out")["eos_token_id"] == 2
 
 
 def test_words_that_transformers_may_split_otherwise(llama: Path, tmp_path: Path) -> None:
@@ -321,7 +320,7 @@ def test_others_take_what_they_can_hold(tmp_path: Path) -> None:
     kinds = {r"blk.*": "Q4_0", "token_embd.*": "F16", "output.*": "F16"}
     model = write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), kinds)
     convert(tmp_path / "m.gguf", tmp_path / "out", to="gptq_v2", progress=False)
-    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    said = config_in(tmp_path / "out")["quantization_config"]
     assert (said["bits"], said["group_size"], said["sym"]) == (4, 32, True)
     convert(tmp_path / "out", tmp_path / "back", progress=False)
     assert_same_answers(model, tmp_path / "back")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,13 @@ from bitport.interop.gguf.special import layer_types
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
+from .files import config_in
 from .gguf_files import gguf, model_of, write
-from .gguf_models import GPT_OSS, MIXTRAL, MORE, SHARED, small
+from .gguf_models import config_of
 from .test_gguf import KINDS, assert_same_answers
 from .test_gguf_writer import written
 
 types = gguf.GGUFValueType
-OF = {
-    "gpt-oss": ("GptOssConfig", GPT_OSS),
-    "mixtral": ("MixtralConfig", MIXTRAL),
-    "qwen2moe": ("Qwen2MoeConfig", SHARED),
-}
-
-
-def config_of(name: str, **changes: Any) -> Any:
-    kind, its = (OF | MORE)[name]
-    return small(kind, **{**its, **changes})
 
 
 def edited(path: Path, model: Any, change: dict[str, Tensor | None]) -> Path:
@@ -103,18 +93,13 @@ def test_settings_that_are_not_read(name: str, changes: dict[str, Any], reason: 
         Gguf(tmp_path / "m.gguf")
 
 
-def said(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((path / "config.json").read_text())
-    return found
-
-
 def test_mistral_small_is_a_llama(tmp_path: Path) -> None:
     """Its attention scale does not depend on the position."""
     rope = {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.0}
     config = config_of("mistral3", rope_parameters=rope | {"original_max_position_embeddings": 128})
     model = write(tmp_path / "m.gguf", model_of(config), KINDS)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
-    assert said(tmp_path / "out")["architectures"] == ["LlamaForCausalLM"]
+    assert config_in(tmp_path / "out")["architectures"] == ["LlamaForCausalLM"]
     assert_same_answers(model, tmp_path / "out")
 
 
@@ -130,7 +115,7 @@ def test_old_files_of_qwen2moe(tmp_path: Path) -> None:
     changes = dict.fromkeys(f"qwen2moe.expert_{which}feed_forward_length" for which in ("", "shared_"))
     model = write(tmp_path / "m.gguf", model_of(config_of("qwen2moe", **sizes)), KINDS, changes=changes)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
-    assert sizes.items() <= said(tmp_path / "out").items()
+    assert sizes.items() <= config_in(tmp_path / "out").items()
     assert_same_answers(model, tmp_path / "out")
 
 
@@ -142,7 +127,7 @@ def test_what_yarn_begins_and_ends_with(tmp_path: Path) -> None:
     }
     model = write(tmp_path / "m.gguf", model_of(config_of("gpt-oss")), KINDS, changes=changes)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
-    assert said(tmp_path / "out")["rope_parameters"]["truncate"] is False
+    assert config_in(tmp_path / "out")["rope_parameters"]["truncate"] is False
     assert_same_answers(model, tmp_path / "out")
 
 
@@ -161,7 +146,7 @@ def test_layers_with_a_window(pattern: Any, kinds: list[str], tmp_path: Path) ->
     changes = {"gpt-oss.attention.sliding_window_pattern": (pattern, kind)}
     write(tmp_path / "m.gguf", model, KINDS, changes=changes)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
-    assert said(tmp_path / "out")["layer_types"] == kinds
+    assert config_in(tmp_path / "out")["layer_types"] == kinds
     assert_same_answers(model, tmp_path / "out")
 
 
@@ -280,7 +265,7 @@ def test_a_window_that_llama_cpp_does_not_have(tmp_path: Path) -> None:
     done = convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
     assert any("no window of 20 tokens for starcoder2" in note for note in done.notes)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
-    assert said(tmp_path / "out")["sliding_window"] == 20
+    assert config_in(tmp_path / "out")["sliding_window"] == 20
 
 
 def test_experts_of_mixtral_by_their_names_of_today(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ outputs as diffusers' own reading of the file."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from .diffusion_files import (
     with_config,
     write,
 )
-from .files import assert_described, assert_same
+from .files import assert_described, assert_same, config_in
 from .gguf_files import gguf
 
 import bitport.integrations.diffusers  # noqa: F401  # isort: skip
@@ -208,8 +207,8 @@ def test_what_is_written(tmp_path: Path) -> None:
     """config.json is as `bitport quantize` leaves it; the same from several files, and from the command line."""
     path, config, _, _ = made("ltx", tmp_path)
     done = convert(path, tmp_path / "out", config=str(config), progress=False)
-    said = json.loads((config / "config.json").read_text())
-    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    said = config_in(config)
+    written = config_in(tmp_path / "out")
     assert written == {**said, "quantization_config": {"quant_method": "bitport"}}
     assert (tmp_path / "out" / "diffusion_pytorch_model.safetensors.index.json").is_file()
     (tmp_path / "parts").mkdir()

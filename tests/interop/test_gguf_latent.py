@@ -3,7 +3,6 @@ that makes them is in two parts, one of them transposed. In some an indexer choo
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ from bitport.interop.gguf.header import read_header
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
+from .files import config_in
 from .gguf_files import NAMES, gguf, model_of, write
-from .gguf_models import DEEPSEEK, MORE, small
+from .gguf_models import DEEPSEEK, MORE, config_of, small
 from .test_gguf import KINDS, assert_same_answers, logits
-from .test_gguf_architectures import config_of, edited
+from .test_gguf_architectures import edited
 from .test_gguf_writer import written
 
 types = gguf.GGUFValueType
@@ -38,11 +38,6 @@ OLDER = {
     "deepseek2.expert_gating_func": None,
 }
 """Settings of files until April 2025."""
-
-
-def said(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((path / "config.json").read_text())
-    return found
 
 
 @pytest.mark.parametrize(
@@ -106,7 +101,7 @@ def test_glm_flash_is_read_as_deepseek(tmp_path: Path) -> None:
     config = small("Glm4MoeLiteConfig", **{**DEEPSEEK, "q_lora_rank": 96, "rms_norm_eps": 1e-5})
     model = write(tmp_path / "m.gguf", model_of(config), KINDS)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
-    assert said(tmp_path / "out")["model_type"] == "deepseek_v3"
+    assert config_in(tmp_path / "out")["model_type"] == "deepseek_v3"
     assert_same_answers(model, tmp_path / "out")
     written(config, tmp_path / "w", {"*o_proj": "int4-g32-sym", "*": "skip"})
     done = convert(tmp_path / "w" / "q", tmp_path / "n.gguf", to="gguf", progress=False)
@@ -131,7 +126,7 @@ def test_indexers_and_layers_that_predict_more(tmp_path: Path) -> None:
     model = write(tmp_path / "m.gguf", model_of(config_of("glm-dsa")), KINDS, changes=changes, vectors=more)
     done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     assert any(note.startswith("left out: layers that predict") for note in done.notes)
-    assert said(tmp_path / "out")["indexer_types"] == ["full", "shared", "full"]
+    assert config_in(tmp_path / "out")["indexer_types"] == ["full", "shared", "full"]
     assert_same_answers(model, tmp_path / "out")
 
 
@@ -144,7 +139,7 @@ def test_mistral_without_a_temperature(tmp_path: Path) -> None:
     done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     (note,) = (note for note in done.notes if "temperature_scale" in note)
     assert note.endswith("(llama_4_scaling_beta), it differs after 16 tokens")
-    assert said(tmp_path / "out")["rope_parameters"]["llama_4_scaling_beta"] == 0
+    assert config_in(tmp_path / "out")["rope_parameters"]["llama_4_scaling_beta"] == 0
     assert_same_answers(model, tmp_path / "out")
     convert(tmp_path / "m.gguf", tmp_path / "n.gguf", to="gguf", progress=False)
     assert not any("temperature" in key for key in read_header(tmp_path / "n.gguf").settings)
@@ -159,7 +154,7 @@ def test_mistral_large_is_a_deepseek2_in_files(tmp_path: Path, monkeypatch: pyte
     assert read_header(tmp_path / "m.gguf").settings["deepseek2.attention.temperature_length"] == 16
     done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     assert not any("temperature" in note for note in done.notes)
-    assert said(tmp_path / "out")["model_type"] == "mistral4"
+    assert config_in(tmp_path / "out")["model_type"] == "mistral4"
     assert_same_answers(model, tmp_path / "out")
     convert(tmp_path / "m.gguf", tmp_path / "n.gguf", to="gguf", progress=False)
     one, other = (read_header(tmp_path / name).settings for name in ("m.gguf", "n.gguf"))

@@ -4,7 +4,6 @@ next."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from . import gguf_files
-from .files import edited
+from .files import config_in, edited
 from .gguf_files import gguf, model_of, write
-from .gguf_models import MORE, small
+from .gguf_models import config_of
 from .test_gguf import KINDS, assert_same_answers, huggingface, logits
 from .test_gguf_writer import written
 
@@ -34,16 +33,6 @@ CORRECTION = {
     "deepseek3": "model.layers.2.mlp.gate.e_score_correction_bias",
     "lfm2moe": "model.layers.2.feed_forward.expert_bias",
 }
-
-
-def config_of(name: str, **changes: Any) -> Any:
-    kind, its = MORE[name]
-    return small(kind, **{**its, **changes})
-
-
-def said(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((path / "config.json").read_text())
-    return found
 
 
 @pytest.mark.parametrize(
@@ -236,7 +225,7 @@ def test_layers_that_predict_more_are_not_written(tmp_path: Path) -> None:
     kept = [name for name in Own(source).names() if not name.startswith("model.layers.2.")]
     assert len(done.weights) + done.others == len(kept)
     convert(tmp_path / "m.gguf", tmp_path / "back", progress=False)
-    assert said(tmp_path / "back")["num_nextn_predict_layers"] == 0
+    assert config_in(tmp_path / "back")["num_nextn_predict_layers"] == 0
     source = edited(tmp_path / "q", tmp_path / "r", num_hidden_layers=2, num_nextn_predict_layers=0)
     with pytest.raises(ArgumentError, match=r"no place for model\.layers\.2\."):
         convert(source, tmp_path / "n.gguf", to="gguf", progress=False)

@@ -20,7 +20,7 @@ from bitport.tensor import QTensor
 
 from . import gguf_files
 from .gguf_files import gguf, model_of, write
-from .gguf_models import MORE, small
+from .gguf_models import config_of
 from .test_gguf import assert_same_answers
 from .test_gguf_architectures import edited
 
@@ -30,8 +30,7 @@ QKV, GATES = "blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"
 
 
 def model(**changes: Any) -> Any:
-    kind, its = MORE["qwen3next"]
-    return model_of(small(kind, **{**its, **changes}))
+    return model_of(config_of("qwen3next", **changes))
 
 
 def test_the_order_of_rows() -> None:

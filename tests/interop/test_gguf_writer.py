@@ -25,7 +25,7 @@ from bitport.interop.gguf.output import UNFINISHED, Output
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
-from .files import edited
+from .files import config_in, edited
 from .gguf_files import (
     NAMES,
     experts,
@@ -71,7 +71,7 @@ def written(config: Any, path: Path, recipe: Any = None, zero: tuple[str, ...] =
             (weight[0] if weight.dim() == 3 else weight).zero_()
     model.save_pretrained(path / "hf")
     models.make_tokenizer(path / "hf")
-    said = json.loads((path / "hf" / "config.json").read_text()) | changes
+    said = config_in(path / "hf") | changes
     (path / "hf" / "config.json").write_text(json.dumps(said))
     modules = [name.rpartition(".")[0] for name in Source(path / "hf").stored]
     fits = {rule: scheme for rule, scheme in RECIPE.items() if fnmatch.filter(modules, rule)}
@@ -458,7 +458,7 @@ def test_tokens_that_end_a_text(llama: Path, tmp_path: Path) -> None:
     said = read_header(tmp_path / "m.gguf").settings
     assert [said[f"tokenizer.ggml.{end}_token_id"] for end in ("eos", "eot", "eom")] == [5, 6, 7]
     convert(tmp_path / "m.gguf", tmp_path / "back", progress=False)
-    assert json.loads((tmp_path / "back" / "config.json").read_text())["eos_token_id"] == [5, 6, 7]
+    assert config_in(tmp_path / "back")["eos_token_id"] == [5, 6, 7]
     source = edited(llama / "q", tmp_path / "r", eos_token_id=[5, 6, 7, 8])
     assert any("the first 3" in note for note in convert(source, tmp_path / "n.gguf", to="gguf", progress=False).notes)
 

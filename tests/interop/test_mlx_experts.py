@@ -16,6 +16,8 @@ from bitport.interop import convert
 from bitport.interop.mlx import STACKING
 from bitport.tensor import QTensor
 
+from .files import config_in
+
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 huggingface = pytest.importorskip("bitport.integrations.huggingface")
 
@@ -61,7 +63,7 @@ def test_the_model_answers_as_before(kind: str, tmp_path: Path) -> None:
     for stack, each in stacks.items():
         made = quantized(torch.stack([each[number] for number in range(len(each))]))
         files |= {f"{stack}.{end}": tensor for end, tensor in made.items()}
-    said = json.loads((tmp_path / "float" / "config.json").read_text())
+    said = config_in(tmp_path / "float")
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "config.json").write_text(json.dumps({**said, "quantization": {"group_size": 32, "bits": 4}}))
     save_file({name: tensor.contiguous() for name, tensor in files.items()}, tmp_path / "mlx" / "model.safetensors")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from bitport.interop.sources import Own
 from bitport.numerics import number_type
 from bitport.tensor import QTensor
 
-from .files import only, read, write
+from .files import config_in, only, read, write
 
 pytestmark = pytest.mark.peers
 
@@ -110,7 +109,7 @@ def test_a_layer_of_mlx_loads_what_is_written(tmp_path: Path) -> None:
     rules = {"*.up_proj": "mxfp4-wo", "*.down_proj": "skip", "*_proj": "int4-g64", "*embed_tokens": "int8"}
     quantize_files(source, tmp_path / "q", rules, progress=False)
     convert(tmp_path / "q", tmp_path / "mlx", to="mlx", progress=False)
-    said = json.loads((tmp_path / "mlx" / "config.json").read_text())
+    said = config_in(tmp_path / "mlx")
     assert said["quantization"] == said["quantization_config"]
     settings, found = said["quantization"], core.load(str(tmp_path / "mlx" / "model.safetensors"))
     for name, q in Own(tmp_path / "q").items():
