@@ -93,22 +93,16 @@ def pieces(its: Architecture, tensors: Mapping[str, GgufTensor], config: Mapping
                 f"{name}: a {config['model_type']} of {config['num_hidden_layers']} layers has no such"
             )
         whole = path if block is None else f"model.layers.{block}.{path}"
+        change = _change(its, leaf, kind, config)
         if parameter:
-            parts = [f"blk.{block}.{each}.{kind}" for each in leaves]
-            if lost := [part for part in parts if part not in tensors]:
-                raise CheckpointError(f"{name} is there without {lost[0]}; fetch the file again")
             whole += "_bias" if kind == "bias" else ""
+            parts = [f"blk.{block}.{each}.{kind}" for each in leaves]
+            rows = _rows_of_stack(name, parts, tensors, found.get(whole))
             turned = its.in_turn and kind == "weight"
-            rows = tuple(tensors[part] for part in parts)
-            if whole in found and found[whole].stored != rows:
-                others = ", ".join(each.name for each in found[whole].stored)
-                raise CheckpointError(f"{name} and {others} are the same weights twice; fetch the file again")
-            scales = _scales(its, parts, tensors)
-            change = _change(its, leaf, kind, config)
-            found[whole] = Piece(whole, rows, change, its.in_turn, turned, scales)
-            continue
-        whole = whole if path in BARE else f"{whole}.{kind}"
-        found[whole] = Piece(whole, (stored,), _change(its, leaf, kind, config), scales=_scales(its, [name], tensors))
+            found[whole] = Piece(whole, rows, change, its.in_turn, turned, _scales(its, parts, tensors))
+        else:
+            whole = whole if path in BARE else f"{whole}.{kind}"
+            found[whole] = Piece(whole, (stored,), change, scales=_scales(its, [name], tensors))
     if lost := _lost(its, config, {*tensors, *_parts_of(tensors)}):
         raise CheckpointError(f"the file lacks {shortened(lost, 3)}, which llama.cpp requires too; fetch it again")
     return list(found.values())
@@ -154,6 +148,20 @@ def _stack(its: Architecture, leaf: str) -> tuple[str, tuple[str, ...]]:
         if leaf in leaves:
             return parameter, leaves
     return "", (leaf,)
+
+
+def _rows_of_stack(
+    name: str, parts: list[str], tensors: Mapping[str, GgufTensor], before: Piece | None
+) -> tuple[GgufTensor, ...]:
+    """The tensors ``parts`` of a stack, of which ``name`` is one; CheckpointError if one is missing, or if the rows of
+    the stack, which is ``before``, come from others."""
+    if lost := [part for part in parts if part not in tensors]:
+        raise CheckpointError(f"{name} is there without {lost[0]}; fetch the file again")
+    rows = tuple(tensors[part] for part in parts)
+    if before is not None and before.stored != rows:
+        others = ", ".join(each.name for each in before.stored)
+        raise CheckpointError(f"{name} and {others} are the same weights twice; fetch the file again")
+    return rows
 
 
 def scale_of(weight: str) -> str:
@@ -241,36 +249,50 @@ def places(its: Architecture, names: Collection[str], config: Mapping[str, Any])
 def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> TensorPlace | None:
     inside = ONE_BLOCK.fullmatch(name)
     block, parameter = (int(inside[1]), inside[2]) if inside else (None, name)
-    prefix = f"blk.{block}." if inside else ""
     for older, now in its.older.items():
         parameter = parameter.replace(older, now)
-    stack = parameter.removesuffix("_bias") if its.in_turn else parameter
-    if inside and stack in its.stacked and _in_layer(its, its.stacked[stack][0], config, block):
-        bias = stack != parameter
-        leaves = tuple(f"{prefix}{leaf}.{'bias' if bias else 'weight'}" for leaf in its.stacked[stack])
-        change = _change(its, its.stacked[stack][0], "weight", config)
-        dimensions = 2 if bias or change.mixed else 3
-        return TensorPlace(leaves, dimensions, change, its.in_turn, its.in_turn and not bias, single=bias)
-    expert = ONE_EXPERT.fullmatch(parameter) if inside and its.stacked else None
-    if expert and expert[2] in PROJECTIONS and int(expert[1]) < experts_of(config):
-        leaf = f"ffn_{PROJECTIONS[expert[2]]}_exps"
-        there = _in_layer(its, leaf, config, block)
-        return TensorPlace((f"{prefix}{leaf}.weight",), 3, part=int(expert[1])) if there else None
+    if block is not None:
+        stack = parameter.removesuffix("_bias") if its.in_turn else parameter
+        if stack in its.stacked and _in_layer(its, its.stacked[stack][0], config, block):
+            return _place_of_stack(its, its.stacked[stack], block, config, bias=stack != parameter)
+        expert = ONE_EXPERT.fullmatch(parameter) if its.stacked else None
+        if expert and expert[2] in PROJECTIONS and int(expert[1]) < experts_of(config):
+            leaf = f"ffn_{PROJECTIONS[expert[2]]}_exps"
+            there = _in_layer(its, leaf, config, block)
+            return TensorPlace((f"blk.{block}.{leaf}.weight",), 3, part=int(expert[1])) if there else None
+    return _place_of_one(its, parameter, block, config)
+
+
+def _place_of_stack(
+    its: Architecture, leaves: tuple[str, ...], block: int, config: Mapping[str, Any], bias: bool
+) -> TensorPlace:
+    kind = "bias" if bias else "weight"
+    change = _change(its, leaves[0], "weight", config)
+    return TensorPlace(
+        tuple(f"blk.{block}.{leaf}.{kind}" for leaf in leaves),
+        2 if bias or change.mixed else 3,
+        change,
+        in_turn=its.in_turn,
+        transposed=its.in_turn and not bias,
+        single=bias,
+    )
+
+
+def _place_of_one(
+    its: Architecture, parameter: str, block: int | None, config: Mapping[str, Any]
+) -> TensorPlace | None:
+    """The place of a parameter that is one tensor of a file."""
     module, _, kind = (parameter, "", BARE[parameter]) if parameter in BARE else parameter.rpartition(".")
-    leaf = next((leaf for leaf, path in (its.names if inside else its.outside).items() if path == module), "")
-    kinds = ("weight", "bias") if its.declared or leaf in its.biased else ("weight",)
-    bare = module in BARE
-    if (
-        not leaf
-        or (kind not in kinds and not bare)
-        or (its.tied and leaf == "output")
-        or (bare and module != parameter)
-        or not _in_layer(its, leaf, config, block)
-    ):
+    known = its.outside if block is None else its.names
+    leaf = next((leaf for leaf, path in known.items() if path == module), "")
+    bare, biased = module in BARE, its.declared or leaf in its.biased
+    fits = module == parameter if bare else kind == "weight" or (kind == "bias" and biased)
+    if not leaf or not fits or (its.tied and leaf == "output") or not _in_layer(its, leaf, config, block):
         return None
     change = _change(its, leaf, kind, config)
     vector = kind == "bias" or bare or change.one == 0 or "norm" in leaf
-    return TensorPlace((_named(prefix + leaf, kind),), 1 if vector else 2, change, single=vector or leaf in SINGLE)
+    name = _named(leaf if block is None else f"blk.{block}.{leaf}", kind)
+    return TensorPlace((name,), 1 if vector else 2, change, single=vector or leaf in SINGLE)
 
 
 def _named(stem: str, kind: str) -> str:
