@@ -70,8 +70,6 @@ def measure(
     length = len(prompt) + tokens + 8
     workers: dict[tuple[str, str], Worker] = {}
     plans: dict[Candidate, tuple[int, int]] = {}
-    reading: Times = {}
-    writing: Times = {}
     exact: dict[Candidate, float | None] = {}
     right = None
     for each in chosen:
@@ -90,7 +88,25 @@ def measure(
         if wrong(exact[each]):
             yield {"candidate": str(each), "reason": f"wrong: its logits are at {exact[each]} dB of those of bf16"}
         else:
-            plans[each], reading[each], writing[each] = planned(*seconds, tokens, repetitions), {}, {}
+            plans[each] = planned(*seconds, tokens, repetitions)
+    reading, writing = _take_turns(workers, plans, prompt, repetitions)
+    for each in plans:
+        if reading[each].keys() & reading[chosen[0]].keys():
+            timed = figures(reading, writing, each, chosen[0])
+            yield {"candidate": str(each), **timed, "logits_db": exact[each]}
+        else:
+            lost = workers[each.library, each.scheme].lost
+            yield {"candidate": str(each), "reason": lost or "it failed while it was timed"}
+    for worker in workers.values():
+        worker.close()
+
+
+def _take_turns(
+    workers: dict[tuple[str, str], Worker], plans: dict[Candidate, tuple[int, int]], prompt: list[int], repetitions: int
+) -> tuple[Times, Times]:
+    """(seconds to read the prompt, seconds per token written), of the turns in which both worked."""
+    reading: Times = {each: {} for each in plans}
+    writing: Times = {each: {} for each in plans}
     for repetition in range(repetitions):
         for each, (steps, times) in plans.items():
             if repetition >= times:
@@ -103,15 +119,7 @@ def measure(
             if read is not None and written is not None:
                 reading[each][repetition] = read
                 writing[each][repetition] = written / steps
-    for each in plans:
-        if reading[each].keys() & reading[chosen[0]].keys():
-            timed = figures(reading, writing, each, chosen[0])
-            yield {"candidate": str(each), **timed, "logits_db": exact[each]}
-        else:
-            lost = workers[each.library, each.scheme].lost
-            yield {"candidate": str(each), "reason": lost or "it failed while it was timed"}
-    for worker in workers.values():
-        worker.close()
+    return reading, writing
 
 
 def decibels(right: Any, logits: Any) -> float | None:
