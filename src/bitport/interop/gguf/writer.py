@@ -106,30 +106,37 @@ class Writer:
         if change.latent:
             self._write_latent(out, name, tensor, place, change.latent)
             return
-        shape = tuple(tensor.shape)
+        self._check_shape(name, tuple(tensor.shape), place)
+        kind, rows = self._rows(name, tensor, place)
+        if isinstance(tensor, QTensor) and tensor.scale2 is not None:
+            self._write_scales(out, tensor.scale2, place)
+        self._write_rows(out, name, kind, tuple(tensor.shape), rows_of_file(rows, change), place)
+
+    def _check_shape(self, name: str, shape: tuple[int, ...], place: TensorPlace) -> None:
         if len(shape) != place.dimensions - (place.part is not None) or 0 in shape:
             raise CheckpointError(f"{name} is {list(shape)}, which has no place in {place.names[0]}")
         if name in (EMBEDDING, HEAD) and shape[0] != self.vocabulary:
             raise CheckpointError(f"{name} has {shape[0]} rows, and config.json a vocab_size of {self.vocabulary}")
-        if reason := misfit(shape, change):
+        if reason := misfit(shape, place.change):
             raise CheckpointError(f"{name} {reason}")
-        kind, rows = self._rows(name, tensor, place)
-        rows = rows_of_file(rows, change)
-        if isinstance(tensor, QTensor) and tensor.scale2 is not None:
-            self._write_scales(out, tensor.scale2, place)
+
+    def _write_rows(
+        self, out: Output, name: str, kind: str, shape: tuple[int, ...], rows: Tensor, place: TensorPlace
+    ) -> None:
+        """Write ``rows`` as a part of a tensor, or as one tensor or several."""
+        count = len(place.names)
         if place.part is not None:
             out.add(place.names[0], kind, (self.experts, *shape), rows, place.part)
-            return
-        if change.mixed:
-            for each, part in zip(place.names, rows.split(change.mixed.parts), strict=True):
+        elif place.change.mixed:
+            for each, part in zip(place.names, rows.split(place.change.mixed.parts), strict=True):
                 out.add(each, kind, (len(part), *shape[1:]), part)
-            return
-        count = len(place.names)
-        if count > 1 and shape[1] % count:
+        elif count == 1:
+            out.add(place.names[0], kind, shape, rows)
+        elif shape[1] % count:
             raise CheckpointError(f"{name} has {shape[1]} rows, which {count} tensors cannot share")
-        shape = (shape[0], shape[1] // count, *shape[2:]) if count > 1 else shape
-        for each, part in zip(place.names, apart(rows, count, place.in_turn) if count > 1 else (rows,), strict=True):
-            out.add(each, kind, shape, part)
+        else:
+            for each, part in zip(place.names, apart(rows, count, place.in_turn), strict=True):
+                out.add(each, kind, (shape[0], shape[1] // count, *shape[2:]), part)
 
     def _write_scales(self, out: Output, scales: Tensor, place: TensorPlace) -> None:
         """``scales``: a number for each matrix of the tensor."""
