@@ -110,20 +110,11 @@ class Stream:
         self.processes = processes or Processes()
         self.prepared = Preparation(model, self.by, self.targets, self.plan.choices)
         self._check_transforms()
-        first = self.processes.first
         data = hashed(*batches)
         same = fingerprint(
             self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure, data=data
         )
-
-        def begin() -> None:
-            self.output = Output(
-                self.directory, same, shard_size, resume=resume, overwrite=overwrite, processes=self.processes
-            )
-
-        self.processes.shared(0, begin)
-        if not first:
-            self.output = Output(self.directory, same, shard_size, resume=True, processes=self.processes)
+        self._open(same, shard_size, resume=resume, overwrite=overwrite)
         self.walk: Walk | None = None
         self.memory: Memory | None = None
         try:
@@ -131,9 +122,21 @@ class Stream:
             if not self.output.closed:  # otherwise only moving the files is left
                 self.processes.each(lambda: self._plan(batches, memory_limit, on_disk=activations == "disk"))
         except BitportError:
-            if first and self.output.fresh:
+            if self.processes.first and self.output.fresh:
                 discard(self.directory)
             raise
+
+    def _open(self, same: dict[str, str], shard_size: int, *, resume: bool, overwrite: bool) -> None:
+        """Begin the output, or continue it, in the first process; the others then find it begun."""
+
+        def begin() -> None:
+            self.output = Output(
+                self.directory, same, shard_size, resume=resume, overwrite=overwrite, processes=self.processes
+            )
+
+        self.processes.shared(0, begin)
+        if not self.processes.first:
+            self.output = Output(self.directory, same, shard_size, resume=True, processes=self.processes)
 
     def _plan(self, batches: Sequence[Any], memory_limit: int | str | None, *, on_disk: bool) -> None:
         own = len(self.processes.share(batches))
