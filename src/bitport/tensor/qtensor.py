@@ -276,8 +276,9 @@ class QTensor(Tensor):
 
 def split_parts(parts: Mapping[str, Tensor | None]) -> tuple[Quantized, dict[str, Any]]:
     """(the parts of the matrix, those in EXTRA by name) of ``parts`` by name; a missing one becomes None."""
-    quantized = Quantized(*(parts.get(name) for name in PARTS[:4]))  # type: ignore[arg-type]
-    return quantized, {name: parts.get(name) for name in EXTRA}
+    part = parts.get
+    quantized = Quantized(part("qdata"), part("scale"), part("zero"), part("scale2"))  # type: ignore[arg-type]
+    return quantized, {name: part(name) for name in EXTRA}
 
 
 def unsupported(func: Any, *given: Any) -> NoReturn:
