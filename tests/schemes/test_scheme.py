@@ -53,10 +53,16 @@ def weight(**changes: Any) -> dict[str, Any]:
     return changed(weight={**preset("int4").to_dict()["weight"], **changes})
 
 
+NEWER = "the scheme has version 2, of a later bitport; this one reads versions up to 1: upgrade bitport"
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        pytest.param(changed(version=2), "version 2.*reads version 1: upgrade", id="newer-version"),
+        pytest.param(changed(version=2), NEWER, id="newer-version"),
+        pytest.param(changed(version=2, more=1), NEWER, id="newer-version-with-another-key"),
+        pytest.param(changed(version=0), "version 0: 'version' must be a whole number from 1", id="version-0"),
+        pytest.param(changed(version=1.0), "version 1.0", id="version-as-a-fraction"),
         pytest.param(changed(version="1"), "version '1'", id="version-as-text"),
         pytest.param(changed(version=None), "version None", id="no-version"),
         pytest.param(changed(version=True), "version True", id="version-as-a-truth"),

@@ -17,7 +17,8 @@ from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, ch
 from bitport.checkpoint.safetensors_reader import named
 from bitport.checkpoint.shards import inside
 from bitport.errors import CheckpointError, SchemeError, cut
-from bitport.json_text import parsed
+from bitport.json_text import check_version, parsed
+from bitport.report.versions import library_version
 from bitport.schemes import Scheme
 from bitport.tensor import PARTS
 
@@ -89,22 +90,19 @@ class _Parser:
         root = self.object(self.json(data), "the manifest")
         if root.get("format") != "bitport":
             self.fail(f"'format' is {reprlib.repr(root.get('format'))}, not 'bitport'")
-        version = self.count(root.get("version"), "'version'")
-        if version != VERSION:
-            raise CheckpointError(
-                f"{self.source} has version {version}; this bitport reads version {VERSION}: upgrade bitport"
-            )
+        check_version(root.get("version"), VERSION, str(self.source), CheckpointError)
         keys = ("format", "version", "bitport", "schemes", "shards", "tied", "tensors", "crc32")
         self.keys(root, "the manifest", keys)
         if root.pop("crc32") != checksum(root):
             self.fail("its checksum does not match its content: it was damaged or edited")
         described, files, every = (self.object(root[key], f"'{key}'") for key in ("schemes", "shards", "tensors"))
-        schemes = {key: self.scheme(value, key) for key, value in described.items()}
+        writer = self.string(root["bitport"], "'bitport'")
+        schemes = {key: self.scheme(value, key, writer) for key, value in described.items()}
         shards = {self.shard_name(key): self.count(value, key) for key, value in files.items()}
         tensors = {name: self.entry(name, value, schemes, shards) for name, value in every.items()}
         self.unique(tensors)
         tied = self.tied(self.object(root["tied"], "'tied'"), tensors)
-        return Manifest(tensors, tied, shards, self.string(root["bitport"], "'bitport'"))
+        return Manifest(tensors, tied, shards, writer)
 
     def json(self, data: bytes) -> Any:
         try:
@@ -150,12 +148,13 @@ class _Parser:
         crc = self.count(fields["crc32"], f"{where}: 'crc32'")
         return Part(self.dtype(fields["dtype"], where), self.shape(fields["shape"], where), crc)
 
-    def scheme(self, value: Any, key: str) -> Scheme:
+    def scheme(self, value: Any, key: str, writer: str) -> Scheme:
         where = f"scheme {reprlib.repr(key)}"
         try:
             return Scheme.from_dict(value)
         except SchemeError as error:
-            raise CheckpointError(f"{self.source}: {where}: {cut(str(error))}") from error
+            told = f"it was written by bitport {reprlib.repr(writer)}, this is {library_version()}"
+            raise CheckpointError(f"{self.source}: {where}: {cut(str(error))} ({told})") from error
 
     def tied(self, tied: dict[str, Any], tensors: dict[str, Entry]) -> dict[str, str]:
         for alias, name in tied.items():

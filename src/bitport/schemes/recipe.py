@@ -16,7 +16,7 @@ from textwrap import shorten
 from typing import Any
 
 from bitport.errors import RecipeError, shortened
-from bitport.json_text import parsed
+from bitport.json_text import check_version, parsed
 from bitport.schemes.experts import is_router
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import preset
@@ -235,8 +235,8 @@ class Recipe:
         data = parsed(text, "the recipe", RecipeError)
         try:
             version = data.get("version") if isinstance(data, dict) else None
-            if version is not None and (version != VERSION or isinstance(version, bool)):
-                raise RecipeError(f"recipe version {version!r}; this bitport reads version {VERSION}: upgrade bitport")
+            if version is not None:
+                check_version(version, VERSION, "the recipe", RecipeError)
             if version is None or not isinstance(data.get("rules"), list):
                 raise RecipeError(f"{shorten(text, 60)!r} is no recipe; one is {EXAMPLE}")
             if unknown := set(data) - {"version", "rules"}:

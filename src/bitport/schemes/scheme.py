@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from bitport.errors import BitportError, SchemeError
-from bitport.json_text import parsed
+from bitport.json_text import check_version, parsed
 from bitport.numerics import ACTIVATIONS, STATIC, Format
 
 VERSION = 1
@@ -63,11 +63,9 @@ class Scheme:
     @classmethod
     def from_dict(cls, data: Any) -> Scheme:
         """The inverse of :meth:`to_dict`. Unknown keys are refused: ignoring a field could change the values."""
+        if isinstance(data, dict) and "version" in data:  # first: a later version may have other keys
+            check_version(data["version"], VERSION, "the scheme", SchemeError)
         fields = checked(data, "scheme", {"version", "weight", "act", "static"}, {"version", "weight"})
-        if fields["version"] != VERSION or isinstance(fields["version"], bool):
-            raise SchemeError(
-                f"scheme version {fields['version']!r}; this bitport reads version {VERSION}: upgrade bitport"
-            )
         known = {f.name for f in dataclasses.fields(Format)}
         weight = dict(checked(fields["weight"], "scheme weight", known, {"dtype", "block"}))
         block = weight["block"]
