@@ -70,6 +70,8 @@ def test_the_manifest_is_as_described(tmp_path: Path) -> None:
     found = {key for entry in manifest["tensors"].values() for key in entry}
     assert found == table_keys(text, "An entry:")
     assert set(PARTS) == table_keys(text, "always in the plain layout")
+    scheme = manifest["schemes"]["0"]
+    assert {*scheme, *scheme["weight"]} == table_keys(text, "## A scheme")
 
 
 def test_every_format_of_others_is_described() -> None:
