@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from torch import Tensor
 
 from bitport.cli.main import main
+from bitport.tensor import QTensor
 
 from .conftest import Run
 
@@ -21,6 +26,22 @@ def test_a_tiny_bench(run: Run) -> None:
         assert row["ms"] > 0
         assert row["bf16_ms"] > 0
         assert row["sqnr_db"] > (45 if row["scheme"] == "int4" else 30), "what bfloat16, or an int8 input, leaves"
+
+
+def test_a_tiny_layer_is_not_copied_a_million_times(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 MB of copies of 30 bytes would be four million tensors."""
+    copied: list[int] = []
+
+    def counted(self: QTensor, fn: Callable[[Tensor], Tensor], **changes: Any) -> QTensor:
+        copied.append(1)
+        assert len(copied) < 10_000
+        return given(self, fn, **changes)
+
+    given = QTensor.map_parts
+    monkeypatch.setattr(QTensor, "map_parts", counted)
+    ran = run("bench", "--shapes", "5x3", "--rows", "1", "--schemes", "int4", "--repetitions", 1)
+    assert ran.code == 0
+    assert copied
 
 
 def test_the_table_names_the_kernel(run: Run) -> None:

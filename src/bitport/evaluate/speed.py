@@ -21,6 +21,9 @@ from bitport.tensor import QTensor, quantize_tensor
 BYTES = 128 << 20
 """Bytes of bf16 weights that each candidate cycles through, so that a small layer is not served from the caches."""
 
+COPIES = 4096
+"""Most weights that each candidate cycles through: a million tiny ones would take minutes and gigabytes to make."""
+
 JUDGED = 16
 """Most rows on which accuracy is measured."""
 
@@ -48,7 +51,7 @@ def speeds(
     """Yield one result per number of rows and scheme, for a layer from k features to n."""
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(n, k, generator=generator) * 0.02).bfloat16().to(device)
-    copies = max(2, BYTES // weight.nbytes)
+    copies = min(max(2, BYTES // weight.nbytes), COPIES)
     dense = [weight.clone() for _ in range(copies)]
     quantized = {name: quantize_tensor(weight, preset(name)) for name in schemes}
     every: dict[str, list[Any]] = {
