@@ -177,6 +177,20 @@ def test_eval_keeps_within_the_positions_of_the_model(run: Run, llama: Path, tex
     assert "256 positions" in ran.err
 
 
+def test_windows_that_cannot_be_are_told_before_a_model_is_loaded(run: Run, llama: Path, text: Path) -> None:
+    for verb, wrong in (("eval", ("--window", 1)), ("compare", ("--stride", 600)), ("compare", ("--scratch", "none"))):
+        ran = run(verb, llama, "--text", text, *wrong)
+        assert ran.code == (1 if "none" in wrong else 2)
+        assert len(ran.err.splitlines()) == 1, "no progress"
+        assert str(wrong[1]) in ran.err
+
+
+def test_a_text_of_one_token_is_told_with_the_model_that_reads_it(run: Run, llama: Path, text: Path) -> None:
+    ran = run("eval", llama, "--text", text, "--max-tokens", 1)
+    assert ran.code == 1
+    assert f"the tokenizer of {llama} the text has fewer than 2 tokens, 1" in ran.err
+
+
 def test_generate_takes_the_most_likely_token(run: Run, int4: Path, tmp_path: Path) -> None:
     """Whatever generation_config.json says about penalties and beams."""
     copied = shutil.copytree(int4, tmp_path / "int4")

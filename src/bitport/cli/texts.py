@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bitport.cli.common import add_cache, add_device, count, location
+from bitport.cli.common import UsageError, add_cache, add_device, count, location
+from bitport.errors import ArgumentError
 from bitport.evaluate.directories import Evaluation, How
+from bitport.evaluate.perplexity import check_windows
 
 
 def add_text(verb: argparse.ArgumentParser, *, required: bool) -> None:
@@ -39,6 +41,10 @@ def add_text(verb: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def how_of(args: argparse.Namespace, new_tokens: int = 0) -> How:
+    try:
+        check_windows(args.window, args.stride, args.batch)
+    except ArgumentError as error:
+        raise UsageError(str(error)) from error
     return How(
         window=args.window,
         stride=args.stride,

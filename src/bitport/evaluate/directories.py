@@ -21,9 +21,17 @@ from bitport.errors import ArgumentError
 from bitport.evaluate.compare import change_percent
 from bitport.evaluate.divergence import Divergence, summarized, token_divergence
 from bitport.evaluate.layers import SampledRows, layer_errors, sampled
-from bitport.evaluate.logits_file import LogitsFile
+from bitport.evaluate.logits_file import LogitsFile, folder_of_logits
 from bitport.evaluate.measure import generation_speed, size_of
-from bitport.evaluate.perplexity import Perplexity, count_windows, losses, predictions, scored_tokens, summary
+from bitport.evaluate.perplexity import (
+    Perplexity,
+    check_windows,
+    count_windows,
+    losses,
+    predictions,
+    scored_tokens,
+    summary,
+)
 from bitport.integrations.generation import check_ids
 from bitport.integrations.huggingface import (
     load_model,
@@ -58,6 +66,11 @@ class How:
     """Number of tokens to generate to measure speed; 0: speed is not measured."""
     kv_cache: str | None = None
     """Format of keys and values (:mod:`bitport.cache.format`) in all models but the original; None: floats."""
+
+    def __post_init__(self) -> None:
+        """ArgumentError for what would fail only once a model is loaded."""
+        check_windows(self.window, self.stride, self.batch)
+        folder_of_logits(self.scratch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +158,18 @@ def _inputs(model: Any, tokens: Tensor, how: How) -> dict[str, SampledRows]:
 
 def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
     """Load the model, and tokenize the text with its tokenizer."""
+    tokens = token_ids(load_tokenizer(directory), text)[: how.max_tokens]
+    if len(tokens) < 2:
+        raise ArgumentError(
+            f"for the tokenizer of {directory} the text has fewer than 2 tokens, {len(tokens)}: give a longer text, or "
+            "more of it"
+        )
     model = load_model(directory, how.device, how.dtype)
     positions = positions_of(model)
     if positions is not None and how.window > positions:
         raise ArgumentError(
             f"{directory} supports {positions} positions: give a --window of at most that, not {how.window}"
         )
-    tokens = token_ids(load_tokenizer(directory), text)[: how.max_tokens]
     check_ids(model, [tokens])
     prompt = len(tokens[:PROMPT])
     if how.new_tokens and positions is not None and prompt + how.new_tokens - 1 > positions:

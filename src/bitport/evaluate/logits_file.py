@@ -19,13 +19,18 @@ from bitport.errors import ArgumentError
 from bitport.report.text import size
 
 
+def folder_of_logits(given: Path | None) -> Path:
+    folder = Path(given or tempfile.gettempdir())
+    if not folder.is_dir():
+        raise ArgumentError(f"{folder} is not a folder; name an existing one for the logits of the original")
+    return folder
+
+
 class LogitsFile(contextlib.AbstractContextManager["LogitsFile"]):
     """``rows``: how many rows of logits will be written; ``folder``: where (default: the system's temporary folder)."""
 
     def __init__(self, rows: int, folder: Path | None = None) -> None:
-        self.folder = Path(folder or tempfile.gettempdir())
-        if not self.folder.is_dir():
-            raise ArgumentError(f"{self.folder} is not a folder; name an existing one for the logits of the original")
+        self.folder = folder_of_logits(folder)
         self.rows = rows
         self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  (closed on exit)
         self._parts: list[tuple[torch.Size, torch.dtype]] = []

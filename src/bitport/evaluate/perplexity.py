@@ -78,11 +78,7 @@ def predictions(
     if not isinstance(tokens, Tensor) or tokens.dim() != 1 or tokens.numel() < 2:
         given = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else f"a {type(tokens).__name__}"
         raise ArgumentError(f"perplexity needs a tensor of at least two token ids in one dimension, not {given}")
-    if not 1 <= stride <= window or window < 2 or batch < 1:
-        raise ArgumentError(
-            f"window {window}, stride {stride}, batch {batch}: the window must be at least 2, the stride from 1 to the "
-            f"window, the batch at least 1"
-        )
+    check_windows(window, stride, batch)
     spans = _windows(tokens.numel(), window, stride)
     for _, group in itertools.groupby(spans, key=lambda span: span[1] - span[0]):
         alike = list(group)
@@ -100,6 +96,15 @@ def predictions(
                         f"defined"
                     )
                 yield predicted, tokens[first:end]
+
+
+def check_windows(window: int, stride: int | None, batch: int) -> None:
+    stride = window if stride is None else stride
+    if not 1 <= stride <= window or window < 2 or batch < 1:
+        raise ArgumentError(
+            f"window {window}, stride {stride}, batch {batch}: the window must be at least 2, the stride from 1 to the "
+            f"window, the batch at least 1"
+        )
 
 
 def count_windows(n: int, window: int, stride: int | None) -> int:
