@@ -161,6 +161,18 @@ def test_most_rows(speedups: list[float], expected: int | None) -> None:
     assert most_rows(speedups) == expected
 
 
+def test_tune_tells_a_folder_that_cannot_be_written_before_it_measures(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(crossovers, "_speedup", None)
+    assert main(["tune"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "name a folder that can be written in BITPORT_CACHE" in printed.err
+
+
 def test_tune_measures_and_keeps(
     library: Library, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

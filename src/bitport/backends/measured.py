@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitport.backends import user_cache
+from bitport.errors import ArgumentError
 from bitport.ops import Weight
 
 
@@ -38,6 +39,18 @@ def read(file: Path, fault: Callable[[Any], str | None]) -> dict[str, Any] | Non
         return content
     warnings.warn(f"{file} is ignored: {reason}; run bitport tune to measure anew", stacklevel=2)
     return None
+
+
+def check_kept() -> None:
+    """ArgumentError unless the folder of files can be written: to be asked before minutes of measuring."""
+    trial = user_cache.folder() / "trial"
+    try:
+        user_cache.write(trial, b"")
+        trial.unlink()
+    except OSError as error:
+        raise ArgumentError(
+            f"what is measured cannot be kept ({error}): name a folder that can be written in BITPORT_CACHE"
+        ) from error
 
 
 def write(file: Path, content: dict[str, Any]) -> None:

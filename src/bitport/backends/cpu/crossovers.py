@@ -134,6 +134,7 @@ def use(library: Library, most_rows: dict[str, int | None]) -> None:
 
 def measure(library: Library, schemes: tuple[str, ...] = SCHEMES) -> Iterator[tuple[str, int | None]]:
     """Measure each scheme in turn and yield (kind, most rows)."""
+    measured.check_kept()
     for name in schemes:
         scheme = preset(name)
         dense = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.02

@@ -99,6 +99,7 @@ Note: TypeAlias = Callable[[dict[str, Any]], None]
 def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]:
     """Measure all stages and save them for later processes; yield a line about each. Of PyTorch's kernels only those
     that are registered are measured."""
+    measured.check_kept()
     file, content = configs.path(configs.architecture(device)), begun(device)
     while content["unmeasured"]:
         stage = content["unmeasured"][0]
