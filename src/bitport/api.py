@@ -70,6 +70,8 @@ def quantize_(
     check_data_used(by, rules, calibrate)
     if device is not None:
         check_present(device)
+    check_model(model)
+    _refuse_learned(model)
     targets = find_targets(model)
     plan = rules.resolve(targets)
     by_name = {target.name: target for target in targets}
@@ -109,9 +111,7 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
     check_model(model)
     refuse_fsdp(model, "dequantize_")
     refuse_offloaded(model)
-    if learned := sorted(name for name, _ in _learned(model).values()):
-        scales = f"the scales of {shortened(learned, 3)}"
-        raise ArgumentError(f"{scales} are being learned: call bitport.train.convert_(model) first")
+    _refuse_learned(model)
     _refuse_trained(model)
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -157,6 +157,12 @@ def _learned(model: nn.Module) -> dict[int, tuple[str, str]]:
     from bitport.train.scales import learned_weights  # lazy: only training needs this import
 
     return learned_weights(model)
+
+
+def _refuse_learned(model: nn.Module) -> None:
+    if learned := sorted(name for name, _ in _learned(model).values()):
+        scales = f"the scales of {shortened(learned, 3)}"
+        raise ArgumentError(f"{scales} are being learned: call bitport.train.convert_(model) first")
 
 
 def _left_if_quantized(choice: Choice, weight: Tensor) -> Choice:

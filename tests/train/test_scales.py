@@ -335,6 +335,8 @@ def broken(model: Any) -> Any:
         (lambda model: learn_scales_(model), "learned already; convert_"),
         (lambda model: release_(model), "no weight of this model is prepared"),
         (lambda model: bp.dequantize_(model), r"the scales of 0.weight, 2.weight are being learned: .*convert_"),
+        (lambda model: bp.quantize_(model, "int8"), r"the scales of 0.weight, 2.weight are being learned: .*convert_"),
+        (lambda model: torch.vmap(model)(torch.randn(2, 64)), r"torch.vmap cannot transform .*convert_\(model\)"),
         (lambda model: learn_scales_(nn.Linear(4, 4)), "(?s)no scales of this model can be learned.*not quantized"),
         (lambda model: convert_(broken(model)), "0.weight: scales that were learned are NaN or infinite"),
         (lambda model: model[0].weight + 1, "on a weight in training, which can only be used in products"),

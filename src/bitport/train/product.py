@@ -119,7 +119,7 @@ def refuse_transforms() -> None:
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         raise ArgumentError(
             "torch.func and torch.vmap cannot transform products with weights in training, which have only the "
-            "gradient of backward(): use that, or release_(model) first"
+            "gradient of backward(): use that, or first convert_(model) or release_(model)"
         )
 
 

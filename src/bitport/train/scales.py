@@ -33,6 +33,7 @@ from bitport.schemes import Choice, Plan, Target
 from bitport.tensor import QTensor
 from bitport.tensor.qtensor import rows_of
 from bitport.tensor.sharded import is_sharded
+from bitport.train.product import refuse_transforms
 from bitport.train.tensor import Rounding, TrainedTensor
 
 LEARNED = "scales learned"
@@ -97,6 +98,7 @@ class Scales(nn.Module):
 
     @torch._disable_dynamo
     def forward(self, change: Tensor) -> TrainedTensor:
+        refuse_transforms()
         return _Changed.apply(change, self.quantized, self.rounding)
 
 
