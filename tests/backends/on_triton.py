@@ -15,6 +15,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from bitport.backends.triton import OPS as NAMED
 from bitport.backends.triton import configs, kernels, linear, operand, rounding, rows
 from bitport.backends.triton.kernels import KERNELS
 from bitport.numerics import NUMBER_TYPES, to_storage
@@ -43,6 +44,10 @@ def here(args: tuple[Any, ...]) -> list[Any]:
 
 def misses(sample: Sample, run: Callable[..., Tensor]) -> float:
     return shortfall(sample, run(*here(sample.args)).cpu())
+
+
+def test_the_ops_that_are_reported_without_triton_are_all() -> None:
+    assert {op for op, *_ in KERNELS} == {*NAMED}
 
 
 ELSEWHERE = ("triton_rounding", "triton_scaled")

@@ -14,7 +14,7 @@ from .tree import imported, modules, part
 
 ORDER = (
     ("errors",),
-    ("plugins", "arguments", "optional", "json_text"),
+    ("plugins", "missing", "arguments", "optional", "json_text"),
     ("checksum",),
     ("numerics",),
     ("schemes", "layouts"),

@@ -14,6 +14,7 @@ import torch
 
 from bitport import plugins
 from bitport.errors import LayoutError
+from bitport.missing import warn_of_missing
 from bitport.numerics import Quantized
 
 
@@ -103,7 +104,10 @@ def layout(name: str) -> Layout:
 
 
 def preferred(device: torch.device, matrix: Matrix, parts: Quantized, act: str = "") -> str:
-    """The layout a tensor is converted to when it arrives on ``device``; ``act``: how inputs are rounded."""
+    """The layout a tensor is converted to when it arrives on ``device``; ``act``: how inputs are rounded. Warns if the
+    device lacks kernels that could be there."""
+    plugins.load()
+    warn_of_missing(device.type)
     for candidate, reason in asked(device, matrix, parts, act):
         if reason is None:
             return candidate.name

@@ -1,5 +1,6 @@
 """Computation: the op table, kernel selection, and the torch functions that QTensor implements with them."""
 
+from bitport.missing import Missing, register_missing
 from bitport.ops import (  # noqa: F401
     attention,
     convert,
@@ -34,6 +35,7 @@ __all__ = [
     "OPS",
     "Decision",
     "Impl",
+    "Missing",
     "Op",
     "Sample",
     "Weight",
@@ -41,6 +43,7 @@ __all__ = [
     "decide",
     "decompositions",
     "register_kernel",
+    "register_missing",
     "unregister_kernel",
     "use_kernel",
 ]

@@ -21,6 +21,7 @@ import torch
 
 from bitport import plugins
 from bitport.errors import KernelError
+from bitport.missing import missing_for
 from bitport.ops import table
 from bitport.ops.table import OPS, Op
 
@@ -43,7 +44,8 @@ class Impl:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The result of kernel selection: ``kernel`` will run; ``refused`` are those tried before it, with reasons."""
+    """The result of kernel selection: ``kernel`` will run; ``refused`` are those tried before it, with reasons, after
+    those that would have been tried but are missing."""
 
     kernel: str
     refused: tuple[tuple[str, str], ...]
@@ -258,7 +260,8 @@ def _by_name(kernel: str, op: str, device: str, *args: Any) -> Impl | None:
     names = ", ".join([*(impl.name for impl in known), GENERIC])
     own = f"; the kernel that {device} has at the dispatcher has no name, and runs where none is forced"
     hint = own if op in OPS and own_kernel(op, torch.device(device)) else ""
-    raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}{hint}")
+    lacking = "".join(f"; {each.name} is missing: {each.reason}" for each in missing_for(op, device))
+    raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}{hint}{lacking}")
 
 
 def first_that_takes(op: str, device: str, *args: Any) -> tuple[Impl | None, list[tuple[str, str]]]:
@@ -325,5 +328,8 @@ def decide(op: str, *args: Any) -> Decision:
         if kernel is None:
             raise
         return Decision(f"error: {kernel} (forced)", ((kernel, str(error)),))
-    name = GENERIC if impl is None else impl.name
-    return Decision(f"{name} (forced)" if kernel else name, tuple(refused))
+    if kernel:
+        return Decision(f"{GENERIC if impl is None else impl.name} (forced)", ())
+    missing = [each for each in missing_for(op, device.type) if impl is None or each.priority > impl.priority]
+    earlier = [(each.name, f"missing: {each.reason}") for each in missing]
+    return Decision(GENERIC if impl is None else impl.name, (*earlier, *refused))

@@ -17,18 +17,30 @@ from bitport.backends.cpu import (
 from bitport.checksum import compute_by
 from bitport.layouts import register_layout
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.ops import Impl, register_kernel
+from bitport.ops import Impl, Missing, register_kernel, register_missing
+from bitport.ops.optimizer_step import STEP
 
 LIBRARY = native.load()
 NO_PRODUCTS = (
     "no native products and attention: this processor has none of AVX2, AVX-512, AMX and NEON, and PyTorch's are "
     "faster than plain loops (which BITPORT_CPU_ISA=scalar asks for)"
 )
+PRODUCTS = (*dispatcher.OPS, "dequantize", "attention")
+OPS = (*PRODUCTS, "quantize", STEP)
+"""The ops with a kernel called native, if the library is there."""
 COMPILER = (
     "pip install ziglang, set CXX=python -m ziglang c++"
     if sys.platform == "win32"
     else "install a C++ compiler (g++ or clang++)"
 )
+REMEDY = f"{COMPILER}, then in the folder of bitport's source: pip install --no-deps -e ."
+
+
+def in_brief(reason: str) -> str:
+    """The first line of ``reason``; what a compiler said may have hundreds."""
+    first, _, more = reason.partition("\n")
+    return f"{first} .. (bitport doctor shows all of it)" if more else first
+
 
 register_kernel(Impl("linear", "int8pack_mm", "cpu", int8pack_mm.run, int8pack_mm.refuses))
 register_kernel(Impl("dyn_linear", "int_mm", "cpu", int_mm.run, int_mm.refuses))
@@ -37,6 +49,8 @@ if isinstance(LIBRARY, native.Library):
         tiles.register(LIBRARY)
         attention.register(LIBRARY)
         register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
+    else:
+        register_missing(Missing("native", "cpu", PRODUCTS, NO_PRODUCTS, 10, curable=False))
     compute_by(LIBRARY.crc32)
     quantize.register(LIBRARY)
     optimizer_step.register(LIBRARY)
@@ -44,6 +58,7 @@ if isinstance(LIBRARY, native.Library):
     if LIBRARY.multiplies:
         crossovers.load(LIBRARY)  # after the dispatcher has named the types that it limits
 else:
+    register_missing(Missing("native", "cpu", OPS, f"{in_brief(LIBRARY)}; {REMEDY}", 10))
     NOT_AT_DISPATCHER = LIBRARY
 
 
@@ -78,5 +93,5 @@ def describe() -> list[str]:
     return [
         f"no native kernels: {LIBRARY}",
         "without them weights are dequantized on every call",
-        f"{COMPILER}, then in the folder of bitport's source: pip install --no-deps -e .",
+        REMEDY,
     ]

@@ -260,7 +260,7 @@ def load() -> Library | str:
     if not PATH.is_file():
         reason = PATH.with_suffix(".txt")
         said = f": {reason.read_text(encoding='utf-8').strip()}" if reason.is_file() else ""
-        return f"they were not compiled when bitport was installed{said}"
+        return f"not compiled when bitport was installed{said}"
     try:
         library = Library(PATH, os.environ.get("BITPORT_CPU_ISA", ""))
     except OSError as error:

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 
 import torch
 
+from bitport.ops import Missing, register_missing
+
 DEVICES = ("cuda", "xpu")
+OPS = (
+    *("linear", "dyn_linear", "grouped_linear", "dyn_grouped_linear"),
+    *("embedding", "dequantize", "attention", "quantize_input"),
+)
+"""The ops with kernels here."""
+AFTER_PYTORCHS = -1
+"""Priority: PyTorch's own kernels, which refuse by the table, are asked first, whatever the order of imports."""
 
 
 def device() -> torch.device | None:
@@ -37,6 +46,8 @@ if DEVICE is not None and MISSING is None:
     from bitport.backends.triton import kernels, probe
 
     kernels.register(DEVICE.type, probe.fault)
+elif DEVICE is not None and MISSING is not None:
+    register_missing(Missing("triton", DEVICE.type, OPS, MISSING, AFTER_PYTORCHS))
 
 
 def unusable() -> str | None:

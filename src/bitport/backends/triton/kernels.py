@@ -12,7 +12,7 @@ from torch import Tensor
 from bitport.backends import measured
 from bitport.backends.aten import LEAST_ROWS, count
 from bitport.backends.aten.dense_mm import product
-from bitport.backends.triton import attention, configs, inputs, linear, operand, rows, scaled
+from bitport.backends.triton import AFTER_PYTORCHS, attention, configs, inputs, linear, operand, rows, scaled
 from bitport.backends.triton.rounding import SEPARATE
 from bitport.layouts.tile_packed import TilePacked
 from bitport.ops import Impl, Weight, register_kernel
@@ -175,8 +175,6 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], .
     ("quantize_input", "triton_rounding", quantize_input, refuses_quantize_input),
 )
 """(op, name, run, supports), in the order in which they are asked."""
-AFTER_PYTORCHS = -1
-"""Priority: PyTorch's own kernels, which refuse by the table, are asked first, whatever the order of imports."""
 
 
 def register(device: str, fault: Callable[[], str | None]) -> None:
