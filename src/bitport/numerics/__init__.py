@@ -23,6 +23,7 @@ from bitport.numerics.dtypes import FLOATS, SCALES, ZEROS
 from bitport.numerics.error import decibels, kl_terms, numbers_at_once, sqnr, squares
 from bitport.numerics.floats import decode, encode
 from bitport.numerics.format import Format
+from bitport.numerics.in_stretches import dequantize_now, is_computed, stretches
 from bitport.numerics.packing import from_storage, pack_bits, packed_size, to_storage, unpack_bits
 from bitport.numerics.qparams import Params, choose_qparams, power_of_two_scale
 from bitport.numerics.rounding import RandomSource, Rounding, round_to_int
@@ -51,12 +52,14 @@ __all__ = [
     "decode_codebook",
     "dequantize",
     "dequantize_codes",
+    "dequantize_now",
     "encode",
     "encode_codebook",
     "expand",
     "fake_quantize",
     "from_blocks",
     "from_storage",
+    "is_computed",
     "kl_terms",
     "number_type",
     "numbers_at_once",
@@ -72,6 +75,7 @@ __all__ = [
     "sqnr",
     "squares",
     "static_scale",
+    "stretches",
     "to_blocks",
     "to_storage",
     "unpack_bits",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.numerics import FLOATS, Quantized, dequantize
+from bitport.numerics import FLOATS, Quantized, dequantize_now
 from bitport.ops import samples
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
@@ -41,7 +41,7 @@ def _generic(ids: Tensor, *rest: object) -> Tensor:
         parts.scale2,
     )
     row_format = weight._replace(block_n=1).format(picked)
-    value = dequantize(picked, row_format, flat.shape[0], weight.k, dtype)  # type: ignore[arg-type]
+    value = dequantize_now(picked, row_format, flat.shape[0], weight.k, dtype)  # type: ignore[arg-type]
     return value.reshape(*ids.shape, weight.k)
 
 

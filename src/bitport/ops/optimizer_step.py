@@ -31,7 +31,7 @@ from bitport.numerics import (
     Format,
     Quantized,
     choose_qparams,
-    dequantize,
+    dequantize_now,
     from_blocks,
     spread,
     to_blocks,
@@ -167,7 +167,7 @@ def _read(moment: Moment, shape: torch.Size) -> Tensor:
     if moment.format is None or moment.scale is None:
         return moment.data.to(torch.float32)
     n = moment.data.shape[0]
-    return dequantize(Quantized(moment.data, moment.scale), moment.format, n, shape.numel() // n).reshape(shape)
+    return dequantize_now(Quantized(moment.data, moment.scale), moment.format, n, shape.numel() // n).reshape(shape)
 
 
 def _write(moment: Moment, value: Tensor, key: int | None, first: int) -> None:

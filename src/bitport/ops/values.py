@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bitport import layouts
-from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format, Quantized, dequantize, fake_quantize
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format, Quantized, dequantize_now, fake_quantize
 from bitport.numerics.codec import readable
 from bitport.ops.convert import format_json, from_list
 from bitport.ops.outside import OUTSIDE
@@ -23,7 +23,7 @@ def dense_rows(q: QTensor, dtype: torch.dtype) -> Tensor:
     traced = torch.compiler.is_compiling() or functorch() is not None
     if (traced and q.qdata.device.type not in OUTSIDE) or q.matrix.dtype not in NUMBER_TYPES:
         plain = layouts.repack(q.matrix, readable(q.parts), q.bits_layout, "plain")
-        return dequantize(plain, q.scheme.weight, q.matrix.n, q.matrix.k, dtype)
+        return dequantize_now(plain, q.scheme.weight, q.matrix.n, q.matrix.k, dtype)
     return run("dequantize", *operand(q), dtype)
 
 

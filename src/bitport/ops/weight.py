@@ -11,7 +11,7 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
-from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Format, Quantized, dequantize
+from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Format, Quantized, dequantize_now
 from bitport.numerics.codec import readable
 
 SCHEMA = (
@@ -69,7 +69,7 @@ class Weight(NamedTuple):
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The float matrix, computed in float32 and rounded once to ``dtype``."""
         parts = layouts.repack(self.matrix, readable(self.parts), self.layout, "plain")
-        return dequantize(parts, self.format(parts), self.n, self.k, dtype)
+        return dequantize_now(parts, self.format(parts), self.n, self.k, dtype)
 
     def format(self, parts: Quantized) -> Format:
         """The format of canonical ``parts`` of this weight."""
