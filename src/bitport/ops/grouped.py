@@ -16,7 +16,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import fake_quantize
 from bitport.ops import samples
-from bitport.ops.linear import check_activation, check_linear
+from bitport.ops.linear import check_activation, check_linear, dense_linear
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
 from bitport.ops.weight import SCHEMA, Weight, check_weight
@@ -41,21 +41,22 @@ def _check(x: Tensor, ends: Tensor, *rest: Any) -> None:
 
 
 def _generic(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
-    dense = Weight(*rest).dense(x.dtype)
-    return _by_expert(x, ends, dense)
+    return _by_expert(x, ends, Weight(*rest))
 
 
 def _generic_dyn(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
     """Like dyn_linear: both factors in float32, the result rounded to x's dtype."""
     *weight, act = rest
-    dense = Weight(*weight).dense(torch.float32)
-    return _by_expert(fake_quantize(x, act), ends, dense).to(x.dtype)
+    return _by_expert(fake_quantize(x, act), ends, Weight(*weight)).to(x.dtype)
 
 
-def _by_expert(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
-    y = x.new_zeros(x.shape[0], dense.shape[-2])
+def _by_expert(x: Tensor, ends: Tensor, weight: Weight) -> Tensor:
+    """Only the weights of experts that have rows are dequantized, one at a time."""
+    y = x.new_zeros(x.shape[0], weight.n)
     for expert, own in spans(ends, x.shape[0]):
-        y[own] = x[own] @ dense[expert].T
+        if own.stop > own.start:
+            parts = (None if part is None else part[expert] for part in weight.parts)
+            y[own] = dense_linear(x[own], Weight(*parts, *weight[4:]), None)  # type: ignore[arg-type, call-arg]
     return y
 
 
@@ -69,7 +70,8 @@ def spans(ends: Tensor, rows: int) -> Iterator[tuple[int, slice]]:
 
 
 def masked(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
-    """:func:`_by_expert` without reading ``ends`` on the host: every expert computes every row, and a mask selects."""
+    """The product with ``dense`` [E, N, K], without reading ``ends`` on the host: every expert computes every row, and
+    a mask selects."""
     expert = torch.searchsorted(ends, torch.arange(x.shape[0], device=x.device, dtype=ends.dtype), right=True)
     y = x.new_zeros(x.shape[0], dense.shape[-2])
     for at in range(dense.shape[0]):

@@ -64,7 +64,16 @@ def _generic(x: Tensor, *rest: Any) -> Tensor:
     """y = x W^T + bias in x's dtype, W rounded once to x's dtype. x is made contiguous because for a non-contiguous 3-D
     input torch adds the bias to an already rounded matmul."""
     *weight, bias = rest
-    return F.linear(x.contiguous(), Weight(*weight).dense(x.dtype), None if bias is None else bias.to(x.dtype))
+    return dense_linear(x.contiguous(), Weight(*weight), None if bias is None else bias.to(x.dtype))
+
+
+def dense_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """F.linear with the weight dequantized to x's dtype, a stretch of its rows after the other."""
+    parts = [
+        F.linear(x, some.dense(x.dtype), None if bias is None else bias[rows])
+        for rows, some in weight.stretches(x.dtype)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def _fake(x: Tensor, *rest: Any) -> Tensor:
@@ -153,8 +162,7 @@ def _generic_dyn(x: Tensor, *rest: Any) -> Tensor:
     """
     *weight, act, act_scale, bias = rest
     rounded = fake_quantize(x, act, act_scale)
-    y = F.linear(rounded, Weight(*weight).dense(torch.float32), None if bias is None else bias.float())
-    return y.to(x.dtype)
+    return dense_linear(rounded, Weight(*weight), None if bias is None else bias.float()).to(x.dtype)
 
 
 def _rows_apart(x: Tensor, *rest: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,13 +12,18 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
-from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Format, Quantized, dequantize_now
+from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Format, Quantized, dequantize_now, is_computed, stretches
 from bitport.numerics.codec import readable
 
 SCHEMA = (
     "Tensor data, Tensor scale, Tensor? zero, Tensor? scale2, "
     "str dtype, int n, int k, int block_n, int block_k, str layout"
 )
+
+
+LARGEST = 1 << 26
+"""Bytes of floats that a generic product makes of its weight at a time: all at once, those of a large vocabulary would
+be gigabytes."""
 
 
 class Weight(NamedTuple):
@@ -70,6 +76,18 @@ class Weight(NamedTuple):
         """The float matrix, computed in float32 and rounded once to ``dtype``."""
         parts = layouts.repack(self.matrix, readable(self.parts), self.layout, "plain")
         return dequantize_now(parts, self.format(parts), self.n, self.k, dtype)
+
+    def stretches(self, dtype: torch.dtype) -> Iterator[tuple[slice, Weight]]:
+        """Cut a single matrix into (rows, their weight), of about the same size, at most LARGEST bytes in ``dtype``. A
+        traced program gets one, since it would contain each by itself."""
+        most = max(1, LARGEST // (max(self.k, 1) * dtype.itemsize)) if is_computed(*self.parts) else None
+        if most is None or self.n <= most:
+            yield slice(None), self
+            return
+        even = -(-self.n // -(-self.n // most))
+        blocks = -(-even // self.block_n) * self.block_n
+        for rows, parts in stretches(self.plain(), self.block_n, blocks if blocks <= most else even):
+            yield rows, Weight(*parts, self.dtype, rows.stop - rows.start, *self[6:9], "plain")
 
     def format(self, parts: Quantized) -> Format:
         """The format of canonical ``parts`` of this weight."""
