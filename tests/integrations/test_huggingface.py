@@ -342,7 +342,7 @@ PROBLEMS = {
         _weights_that_lack_a_head,
         r"no whole LlamaForCausalLM: .* lack lm_head\.weight$",
     ),
-    "no tokenizer": (_no_tokenizer, "transformers cannot read"),
+    "no tokenizer": (_no_tokenizer, "cannot read [^ ]+: it has no tokenizer that can be read: fetch .*tokenizer.json"),
 }
 
 

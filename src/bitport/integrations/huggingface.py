@@ -48,6 +48,8 @@ OUR_WORDS = {
     "trust_remote_code": f"it comes with code of its own, which is never run; {OWN_MODEL}",
     "Unrecognized configuration class": "it is no causal language model; load it by load_model(.., causal=False), and "
     "calibrate it by quantize_(.., calibrate=batches)",
+    "instantiate the backend tokenizer": "it has no tokenizer that can be read: fetch the model's tokenizer.json and "
+    "what else begins with tokenizer, or install what its tokenizer needs (sentencepiece, tiktoken)",
 }
 """Text in errors of transformers with advice that does not apply here, or a list of all models -> our message."""
 
