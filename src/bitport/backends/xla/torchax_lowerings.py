@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -43,8 +44,37 @@ def grouped_mm(
     return by_expert(x, offs, jnp.swapaxes(w, -1, -2)).astype(jax_dtype(out_dtype or x.dtype))
 
 
+def convolution(
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    """Also transposed in groups, whose weight torchax reshapes where it has to permute it. A transposed convolution is
+    one of x with ``stride - 1`` zeros between its numbers, by the kernel from its end to its start."""
+    rank = w.ndim - 2
+    strides, pads, steps, more = ([*v] * (rank // len(v)) for v in (stride, padding, dilation, output_padding))
+    apart, between = [1] * rank, strides
+    if transposed:
+        w = w.reshape(groups, -1, *w.shape[1:]).swapaxes(1, 2)  # [groups, Cout / groups, Cin / groups, ...]
+        w = jnp.flip(w.reshape(-1, *w.shape[2:]), range(2, 2 + rank))
+        reach = [step * (size - 1) - pad for step, size, pad in zip(steps, w.shape[2:], pads, strict=True)]
+        edges = [(before, before + rest) for before, rest in zip(reach, more, strict=True)]
+        apart, between = strides, [1] * rank
+    else:
+        edges = [(pad, pad) for pad in pads]
+    y = jax.lax.conv_general_dilated(x, w, between, edges, apart, steps, feature_group_count=groups)
+    return y if bias is None else y + bias.reshape(-1, *[1] * rank)
+
+
 LOWERINGS = {
     aten.view.dtype: view_dtype,
+    aten.convolution.default: convolution,
     aten._grouped_mm.default: grouped_mm,
     # torchax makes these logical. They occur under torch.inference_mode(); elsewhere they are bitwise_and and so on.
     aten.__and__: jnp.bitwise_and,
