@@ -24,45 +24,26 @@ from pathlib import Path
 from typing import Any
 
 import commands
+import public
 import torch
 
 from bitport.schemes.elsewhere import ELSEWHERE
 
 DOCS = Path(__file__).parents[1] / "docs"
-MODULES = (
-    *("bitport", "bitport.schemes", "bitport.algorithms", "bitport.checkpoint", "bitport.stream", "bitport.interop"),
-    *("bitport.train", "bitport.train.optim", "bitport.cache", "bitport.nn", "bitport.evaluate", "bitport.report"),
-    *("bitport.export", "bitport.integrations.huggingface", "bitport.integrations.transformers"),
-    *("bitport.integrations.diffusers", "bitport.integrations.kv_cache", "bitport.integrations.lm_eval"),
-    *("bitport.ops", "bitport.ops.outside", "bitport.layouts", "bitport.numerics"),
-    *("bitport.calibrate.inputs", "bitport.calibrate.processes"),
-    *("bitport.conformance", "bitport.errors"),
-)
-"""In the order of the page: what most users need, then what those need who bring kernels and devices."""
-SOME = {
-    "bitport.calibrate.inputs": ("Inputs",),
-    "bitport.calibrate.processes": ("Processes",),
-    "bitport.ops.outside": ("OUTSIDE", "Outside", "outside"),
-    "bitport.numerics": (
-        *("ACTIVATIONS", "NUMBER_TYPES", "Format", "NumberType", "Params", "Quantized", "activation_format"),
-        *("number_type", "choose_qparams", "quantize", "quantize_codes", "dequantize", "dequantize_codes"),
-        *("fake_quantize", "pack_bits", "unpack_bits", "from_storage", "to_storage", "sqnr"),
-    ),
-}
-"""Modules of which others need only these names."""
-
 HIDDEN = ("_", "fsdp_")
 """Beginnings of names that are for PyTorch and for bitport itself."""
 PROPERTIES = (property, functools.cached_property)
 WIDTH = 110
-HEAD = """# Reference
+HEAD = f"""# Reference
 
-Every name to rely on; others may change with any version. `make reference` writes this page from the docstrings.
+{public.POLICY}
+
+`make reference` writes this page from the docstrings, and from `tools/public.py` what is public and how stable it is.
 """
 
 
 def page() -> str:
-    body = "\n".join(line for name in MODULES for line in _module(name))
+    body = "\n".join(line for name in public.MODULES for line in _module(name))
     return "\n".join([HEAD, *_contents(body), "", body]).rstrip() + "\n"
 
 
@@ -75,10 +56,12 @@ def _contents(body: str) -> Iterator[str]:
         anchor = f"{slug}-{seen[slug]}" if seen[slug] else slug
         seen[slug] += 1
         if mark == "##":
-            rows.append([f"[{title}](#{anchor})"])
+            module, standing = title, public.MODULES[title]
+            rows.append([f"[{title}](#{anchor}) | {standing}"])
         else:
-            rows[-1].append(f"[`{title}`](#{anchor})")
-    yield from ("| module | names |", "|---|---|")
+            own = public.standing(module, title)
+            rows[-1].append(f"[`{title}`](#{anchor})" + (f" ({own})" if own != standing else ""))
+    yield from ("| module | | names |", "|---|---|---|")
     for first, *others in rows:
         yield f"| {first} | {', '.join(others)} |"
 
@@ -86,40 +69,39 @@ def _contents(body: str) -> Iterator[str]:
 def _module(name: str) -> Iterator[str]:
     module = importlib.import_module(name)
     yield f"## {name}\n"
+    yield f"*{public.MODULES[name].capitalize()}.*\n"
     yield _prose(module) + "\n"
-    for public in sorted(_names(name)):
-        value = getattr(module, public)
-        yield f"### {public}\n"
-        if _is_told(value, public, name):
-            yield f"[As above](#{public.lower()}).\n"
+    for each in sorted(public.names(name)):
+        value = getattr(module, each)
+        yield f"### {each}\n"
+        if _is_told(value, each, name):
+            yield f"[As above](#{each.lower()}).\n"
             continue
+        if (standing := public.standing(name, each)) != public.MODULES[name]:
+            yield f"*{standing.capitalize()}.*\n"
         if isinstance(value, dict | tuple):
-            yield _of_constant(public, value) + "\n"
+            yield _of_constant(each, value) + "\n"
             if keys := [key for key in value if isinstance(key, str)]:
                 yield f"{', '.join(f'`{key}`' for key in keys)}.\n"
         elif typing.get_origin(value):  # to Python 3.10 some are classes too
-            yield _of_constant(public, value) + "\n"
+            yield _of_constant(each, value) + "\n"
             written = _type(value)
             if isinstance(value, types.UnionType):
                 written = "\n    | ".join(["(", *map(_type, typing.get_args(value))]).replace("| ", "", 1) + "\n)"
-            yield f"```python\n{public} = {written}\n```\n"
+            yield f"```python\n{each} = {written}\n```\n"
         elif inspect.isclass(value):
-            yield from _class(public, value)
+            yield from _class(each, value)
         elif inspect.isfunction(value):
             if not _prose(value):
-                raise SystemExit(f"{name}.{public} is public and has no docstring: say what a caller cannot see")
-            yield f"```python\n{_signature('def ' + public, value)}: ...\n```\n"
+                raise SystemExit(f"{name}.{each} is public and has no docstring: say what a caller cannot see")
+            yield f"```python\n{_signature('def ' + each, value)}: ...\n```\n"
             yield _prose(value) + "\n"
 
 
-def _is_told(value: Any, public: str, name: str) -> bool:
-    """Whether a module that comes before ``name`` has it too."""
-    before = MODULES[: MODULES.index(name)]
-    return any(public in _names(each) and getattr(importlib.import_module(each), public) is value for each in before)
-
-
-def _names(module: str) -> Sequence[str]:
-    return SOME.get(module) or importlib.import_module(module).__all__
+def _is_told(value: Any, name: str, module: str) -> bool:
+    """Whether a module that comes before ``module`` has it too."""
+    before = itertools.takewhile(lambda each: each != module, public.MODULES)
+    return any(name in public.names(each) and getattr(importlib.import_module(each), name) is value for each in before)
 
 
 def _class(name: str, cls: type) -> Iterator[str]:
