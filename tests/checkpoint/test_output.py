@@ -45,6 +45,35 @@ def test_kill(tmp_path: Path, step: int, algorithm: str) -> None:
     print(printed(KILLED, tmp_path, step, algorithm))
 
 
+OTHER = """
+import sys
+from pathlib import Path
+from bitport.checkpoint import quantize_files
+from bitport.errors import ArgumentError
+folder = Path(sys.argv[1])
+for option in ("resume", "overwrite"):
+    try:
+        quantize_files(folder / "hf", folder / "out", "int4-g32", **{option: True})
+        print("written")
+    except ArgumentError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no such locks on Windows")
+def test_a_run_is_neither_resumed_nor_discarded_while_its_process_lives(begun: Path) -> None:
+    """Both would remove the shard that it is writing."""
+    left = hashes(begun / "out" / FOLDER)
+    lines = printed(OTHER, begun).splitlines()
+    assert len(lines) == 2
+    assert all(f"{FOLDER} is being written by another process: wait" in line for line in lines)
+    assert hashes(begun / "out" / FOLDER) == left
+    quantize_files(begun / "hf", begun / "out", "int4-g32", resume=True)
+    lines = printed(OTHER, begun).splitlines()
+    assert "nothing is left to resume" in lines[0]
+    assert lines[1] == "written"
+
+
 class Stopped(Exception):
     pass
 

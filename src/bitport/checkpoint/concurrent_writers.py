@@ -1,5 +1,5 @@
 """Coordinate several writers of one directory, as when every process of a training run saves: each publishes its
-checkpoint in turn, and the last one remains, intact.
+checkpoint in turn, and the last one remains, intact. A checkpoint that is written in steps is one process's alone.
 
 Only files that the replaced manifest named are removed, and none that another writer may still be working on.
 """
@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from bitport.checkpoint.manifest import NAME
+from bitport.errors import ArgumentError
 
 if sys.platform != "win32":
     import fcntl
@@ -37,6 +38,40 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        os.close(handle)
+
+
+HELD: dict[Path, int] = {}
+"""The folders that this process holds, with their descriptors."""
+
+
+def hold(folder: Path) -> None:
+    """Keep other processes out of the folder of an unfinished checkpoint, until :func:`let_go` or the end of this
+    process: two that continue it, or one that discards it, would remove files that are being written. ArgumentError if
+    another process holds it. Where :func:`locked` cannot lock, nobody is kept out."""
+    if sys.platform == "win32":
+        return
+    folder = folder.resolve()
+    if folder in HELD:
+        if os.path.samestat(os.fstat(HELD[folder]), folder.stat()):
+            return  # a run that failed in this process is resumed
+        let_go(folder)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ArgumentError(
+            f"{folder} is being written by another process: wait until that has ended, or give another directory"
+        ) from None
+    except OSError:
+        pass
+    HELD[folder] = handle
+
+
+def let_go(folder: Path) -> None:
+    handle = HELD.pop(folder.resolve(), None)
+    if handle is not None:
         os.close(handle)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from bitport.calibrate.processes import Processes
-from bitport.checkpoint.concurrent_writers import clear, locked, manifest_text
+from bitport.checkpoint.concurrent_writers import clear, hold, let_go, locked, manifest_text
 from bitport.checkpoint.dtypes import to_bytes
 from bitport.checkpoint.manifest import FOLDER, NAME, Manifest
 from bitport.checkpoint.parse import parse_manifest, read_manifest
@@ -66,8 +66,12 @@ class Output:
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
         self.staged = self.folder / STAGED
         check_free(directory, resume=resume, overwrite=overwrite)
-        if overwrite:
-            discard(directory)
+        with _resumable(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if writes:
+                hold(self.folder)
+            if overwrite and unfinished(directory):
+                _empty(self.folder)
         state = _read(self.folder / JOURNAL, fingerprint)
         self.fresh = state is None
         """Whether there was no earlier run to continue."""
@@ -80,7 +84,7 @@ class Output:
         self.names = set(begun.tensors) if begun else set()
         self.resumed = len(self.done)
         with _resumable(self.folder):
-            self.staged.mkdir(parents=True, exist_ok=True)
+            self.staged.mkdir(exist_ok=True)
             if writes and not self.closed:
                 _remove(self.staged, set(begun.shards) if begun else set())  # what no finished step has written
         digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
@@ -135,6 +139,7 @@ class Output:
             clear(self.directory, read_manifest(self.directory).shards, replaced)
             _remove(self.folder, {JOURNAL})  # by which a run that is killed here is resumed
             shutil.rmtree(self.folder)
+        let_go(self.folder)
 
     def _note(self) -> None:
         layers = [dataclasses.asdict(layer) for layer in self.layers.values()]
@@ -237,10 +242,17 @@ def check_free(directory: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Remove unfinished output, the journal first: nothing can be resumed from a part of it."""
+    """Remove the unfinished output of this process."""
     if unfinished(directory):
-        (directory / FOLDER / JOURNAL).unlink()
-        shutil.rmtree(directory / FOLDER)
+        _empty(directory / FOLDER)
+        (directory / FOLDER).rmdir()
+        let_go(directory / FOLDER)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in it, the journal first: nothing can be resumed from a part of the rest."""
+    (folder / JOURNAL).unlink()
+    _remove(folder, set())
 
 
 def _remove(folder: Path, kept: Collection[str]) -> None:
