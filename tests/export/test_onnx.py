@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,21 @@ def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert stored <= files["model.onnx.data"] <= stored + 6 * 4096
     assert files["model.onnx"] < 10_000
     torch.testing.assert_close(run(path, x)[0], model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("standard", [False, True], ids=["microsoft", "standard"])
+def test_a_recurrent_layer(standard: bool, tmp_path: Path) -> None:
+    """A step is a product as in a linear layer. In float32 a gate is a sum of 56 products, together below
+    5 in size, and each addition rounds by 2^-24 of it."""
+    layer = nn.LSTM(32, 24, num_layers=2, bidirectional=True, proj_size=16, batch_first=True).eval()
+    bp.quantize_(layer, {"*": "int8"}, measure=False)
+    path, batch = tmp_path / "layer.onnx", torch.export.Dim("batch", min=1, max=8)
+    given = torch.randn(2, 3, 32), (torch.randn(4, 2, 16), torch.randn(4, 2, 24))
+    report = onnx(layer, given, path, ({0: batch}, ({1: batch}, {1: batch})), standard=standard)
+    assert report["operators"].get("com.microsoft::MatMulNBits", 0) == (0 if standard else 4 * (1 + 3 + 3))
+    x, hidden, cell = torch.randn(5, 3, 32), torch.randn(4, 5, 16), torch.randn(4, 5, 24)
+    exact = bp.dequantize_(copy.deepcopy(layer)).double()
+    y, (last, kept) = exact(x.double(), (hidden.double(), cell.double()))
+    for made, wanted in zip(run(path, x, hidden, cell), (y, last, kept), strict=True):
+        torch.testing.assert_close(made.double(), wanted, rtol=0, atol=2e-5)
