@@ -99,6 +99,41 @@ def test_quantized_matmul_in_model_code(dtype: torch.dtype) -> None:
             assert float(sqnr(sample.expected(), to_tensor(result.jax()))) >= sample.budget, sample.name
 
 
+class Composed(nn.Module):
+    """Layers whose functions are composed of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(32, 24, num_layers=2, bidirectional=True, proj_size=16, batch_first=True)
+        self.gru, self.cell = nn.GRU(32, 32), nn.RNNCell(32, 32)
+        self.encoder = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True)
+
+    def forward(self, x: Tensor, hidden: Tensor, cell: Tensor, padding: Tensor) -> list[Tensor]:
+        y, (hidden, cell) = self.lstm(x, (hidden, cell))
+        z = self.encoder(self.gru(x)[0], src_key_padding_mask=padding)
+        return [y, hidden, cell, z, self.cell(x[0], z[1])]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8-dyn"])
+def test_layers_that_are_composed_of_others(scheme: str) -> None:
+    """Sums of 64 products at most, each rounded by 2^-24 of a size below 5, through several layers; an input that is
+    rounded may get the code beside, as above."""
+    model = Composed().eval()
+    bitport.quantize_(model, {"*": scheme})
+    padding = torch.tensor([[False] * 4, [False] * 3 + [True]])
+    given = torch.randn(2, 4, 32), torch.randn(4, 2, 16), torch.randn(4, 2, 24), padding
+    arrays = [to_array(each) for each in given]
+    with torch.no_grad(), use_kernel("generic"):
+        expected = model(*given)
+    state, function = torchax_ops.from_export(model, given)
+    results = [jax.jit(function)(state, tuple(arrays))]
+    state, function = torchax_ops.as_function(model)
+    results.append(jax.jit(function)(state, *arrays))
+    for result in results:
+        for made, wanted in zip(map(to_tensor, result), expected, strict=True):
+            torch.testing.assert_close(made, wanted, rtol=0, atol=1e-4 if scheme == "int8" else 2e-2)
+
+
 def test_a_layer_loaded_with_ready_made_weights() -> None:
     """As on the PyTorch/XLA page: blocks of 32, with a zero point in units of the result."""
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 from jax import Array
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -45,7 +46,8 @@ def _of_either(env: Any, known: Callable[..., Any]) -> Callable[..., Any]:
         weights = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, QTensor)]
         if not any(isinstance(weight.qdata, arrays) for weight in weights):
             return known(func, types, args, kwargs)
-        if func in of_functions:
+        within_one = not torch._C._is_torch_function_enabled()  # which calls torch's own
+        if func in of_functions and not within_one:
             with env:
                 return of_functions[func](*args, **kwargs)
         if func in ATEN:
