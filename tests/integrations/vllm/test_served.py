@@ -158,7 +158,7 @@ def test_settings_that_do_not_fit(tmp_path: Path, given: dict[str, Any], message
 
 
 def test_a_directory_that_does_not_say_how_it_is_quantized(tmp_path: Path) -> None:
-    """As bp.save and earlier versions of bitport write it."""
+    """As where bp.save wrote beside the config.json of a float model."""
     made = checkpoint(tmp_path, CONFIGS["llama"](), "int4-g32")
     said = json.loads((made / "config.json").read_text())
     assert said.pop("quantization_config") == {"quant_method": "bitport"}
