@@ -4,7 +4,7 @@ refused."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop.gguf.header import read_header
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.tokenizer import SPLITS, tokenizer_files
-from bitport.interop.gguf.vocabulary import EXPRESSIONS, LLAMA3, vocabulary
+from bitport.interop.gguf.vocabulary import DIGITS, EXPRESSIONS, GPT2, LLAMA3, vocabulary
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra: pip install 'bitport[hf]'")
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
@@ -23,12 +23,14 @@ SIZE = 330
 TEXTS = ("abc cab", "  two  spaces\n\n and 12345 lines\t", "Zwölf ñ 漢字 🙂", "a<|end|>b <tool>c", "don't I'LL", "")
 
 
-def of_bytes(split: str = "", **model: Any) -> Any:
-    """A byte-level tokenizer with two merges. ``split``: the regular expression for words, GPT-2's if empty."""
+MERGES = (("a", "b"), ("ab", "c"), ("Ġ", "a"))
+
+
+def of_bytes(split: str = "", merges: Sequence[tuple[str, str]] = MERGES, **model: Any) -> Any:
+    """A byte-level tokenizer with few merges. ``split``: the regular expression for words, GPT-2's if empty."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: at for at, token in enumerate([*letters, "ab", "abc", "Ġa"])}
-    merges = [("a", "b"), ("ab", "c"), ("Ġ", "a")]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges, **model))
+    vocabulary = {token: at for at, token in enumerate([*letters, *map("".join, merges)])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=list(merges), **model))
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split)
     cut = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(split), "isolated")] if split else []
     made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([*cut, level]) if cut else level
@@ -86,7 +88,8 @@ def read_back(made: Any, folder: Path, first: int | None = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("split", "whole"), [each for each in EXPRESSIONS if each[0]], ids=list(EXPRESSIONS.values())[1:]
+    ("split", "whole"),
+    [pytest.param(*each, id=name) for each, name in EXPRESSIONS.items() if each[0] not in (GPT2, DIGITS)],
 )
 def test_bytes_that_are_merged(split: str, whole: bool, tmp_path: Path) -> None:
     made = of_bytes(split, ignore_merges=whole)
@@ -105,6 +108,20 @@ def test_gpt2(tmp_path: Path) -> None:
     again = read_back(made, tmp_path)
     for text in TEXTS:
         assert again(text, add_special_tokens=False).input_ids == made.encode(text).ids, text
+
+
+def test_each_digit_alone(tmp_path: Path) -> None:
+    """As SmolLM splits: both spaces before a digit are one word. As GPT-2 splits, the second is the digit's."""
+    made = of_bytes(merges=[("a", "b"), ("Ġ", "Ġ"), ("1", "2")])
+    like_gpt2 = made.encode("a  12").ids
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [tokenizers.pre_tokenizers.Digits(individual_digits=True), made.pre_tokenizer]
+    )
+    assert settings(made)["pre"] == "smollm"
+    again = read_back(made, tmp_path)
+    for text in (*TEXTS, "a  12", "x = 3.14\n    5 two6"):
+        assert again(text, add_special_tokens=False).input_ids == made.encode(text).ids, text
+    assert made.encode("a  12").ids != like_gpt2
 
 
 def test_what_is_said_of_tokens() -> None:

@@ -13,11 +13,13 @@ from typing import Any
 from bitport.errors import CheckpointError
 from bitport.optional import UNREADABLE, optional
 
+DIGITS = ("smollm", "starcoder", "refact", "codeshell", "command-r")
+"""The pre-tokenizers (tokenizer.ggml.pre) that first take each digit alone, and split the rest as GPT-2 does."""
 SPLITS = (
     *("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "qwen2", "qwen35", "deepseek-r1-qwen"),
-    *("tekken", "gpt-4o", "llama4", "gpt-2"),
+    *("tekken", "gpt-4o", "llama4", "gpt-2", *DIGITS),
 )
-"""The pre-tokenizers (tokenizer.ggml.pre) that transformers supports, and GPT-2's, which it assumes for all others."""
+"""Those that transformers supports, GPT-2's, which it assumes for all others, and those completed here."""
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")
 """Those with which a word that is a token needs no merges, in llama.cpp and in the model; transformers would merge
 it."""
@@ -37,11 +39,15 @@ def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
             made = {file.relative_to(folder): file.read_text(encoding="utf-8") for file in files}
     except UNREADABLE as error:
         raise CheckpointError(f"transformers cannot read the tokenizer in {path}: {error}") from error
-    if settings.get("tokenizer.ggml.pre") in WHOLE and settings["tokenizer.ggml.model"] == "gpt2":
-        name = Path("tokenizer.json")
-        said = json.loads(made[name])
+    split = settings.get("tokenizer.ggml.pre") if settings["tokenizer.ggml.model"] == "gpt2" else None
+    name = Path("tokenizer.json")
+    said = json.loads(made[name])
+    if split in WHOLE:
         said["model"]["ignore_merges"] = True
-        made[name] = json.dumps(said, ensure_ascii=False, indent=2)
+    if split in DIGITS:
+        digits = {"type": "Digits", "individual_digits": True}
+        said["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, said["pre_tokenizer"]]}
+    made[name] = json.dumps(said, ensure_ascii=False, indent=2)
     return made
 
 

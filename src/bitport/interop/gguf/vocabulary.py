@@ -23,6 +23,8 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
 GPT2 = ""
 """Stands for the built-in expression of ByteLevel."""
+DIGITS = "each digit"
+"""Stands for that expression, applied to what is left between digits, each of which is a word."""
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,6 +40,7 @@ QWEN35 = (
 )
 TEKKEN = LOWER + "|" + UPPER + r"|\p{N}" + REST
 GPT4O = LOWER + END + "|" + UPPER + END + r"|\p{N}{1,3}" + REST
+EACH_DIGIT = {"type": "Digits", "individual_digits": True}
 EXPRESSIONS = {
     (GPT2, False): "gpt-2",
     (LLAMA3, True): "llama-bpe",
@@ -46,6 +49,7 @@ EXPRESSIONS = {
     (QWEN35, False): "qwen35",
     (TEKKEN, True): "tekken",
     (GPT4O, False): "gpt-4o",
+    (DIGITS, False): "smollm",
 }
 """Expression, and whether a word that is a token needs no merges (ignore_merges) -> name."""
 SPACE = "\u2581"
@@ -161,6 +165,8 @@ def _split(said: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str, list
     if byte_level.get("type") == "ByteLevel" and not byte_level.get("add_prefix_space"):
         if len(steps) == 1 and byte_level.get("use_regex", True):
             expression = GPT2
+        elif len(steps) == 2 and steps[0] == EACH_DIGIT and byte_level.get("use_regex", True):
+            expression = DIGITS
         elif len(steps) == 2 and steps[0].get("type") == "Split" and not byte_level.get("use_regex", True):
             pattern = steps[0].get("pattern")
             isolated = steps[0].get("behavior") in ("Isolated", "Removed") and not steps[0].get("invert")
