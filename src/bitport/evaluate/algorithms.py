@@ -46,8 +46,8 @@ brackets the change against bf16, {baseline:.4f}.
 
 The first three need no data, the others see {calibration} tokens of `calibration.txt`. All give ordinary weights of a
 scheme, as large and as fast as any other. A dash: the algorithm refuses this format, or nothing smaller is left to
-choose. It is a small model and a short text: a difference of a tenth of a percent is chance.
-`make algorithms` writes this page.
+choose. It is a small model and a short text: a difference of a tenth of a percent is chance, and
+[a published model](accuracy-real.md) loses many times as much. `make algorithms` writes this page.
 """
 
 

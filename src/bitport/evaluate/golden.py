@@ -29,8 +29,9 @@ INTRODUCTION = """# Accuracy
 Perplexity of `{model}` under each scheme, on the first {tokens} tokens of its `eval.txt` in windows of {window} tokens
 (definition: `bitport.evaluate.perplexity`). Lower is better; the change is against the model as it is, in bf16. Bits
 per weight count every parameter with its scales, also those that stay in bf16: the embedding, which is the output
-head too, and the norms. It is a small model of an easy language: compare schemes by it, and measure your own model
-with `bitport eval`. Changes of a few hundredths of a percent are chance.
+head too, and the norms. It is a small model of an easy language, which rounding hurts little: the order of schemes
+is what it shows, and [a published model](accuracy-real.md) loses many times as much. Measure your own model with
+`bitport eval`. Changes of a few hundredths of a percent are chance.
 
 Weights are rounded to the nearest number of the scheme, without any calibration but for int8-static. Everything else
 is computed in float32. `make accuracy` writes this page.

@@ -1,0 +1,88 @@
+"""Measure, and write the page: ``python -m bench.real``.
+
+Rows that the record has already are kept, so that an interrupted run continues. Remove the record to measure all anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.models import TINYLM
+from bench.real.page import PAGE, RECORD, as_markdown, as_record
+from bench.real.plan import GRIDS, PLAN
+from bench.real.sources import prepared
+from bitport.evaluate.algorithms import Measurer
+from bitport.evaluate.compare import BASELINE
+from bitport.evaluate.measure import size_of
+from bitport.evaluate.yardstick import Yardstick
+from bitport.integrations.huggingface import load_model
+from bitport.numerics import dequantize, quantize
+from bitport.numerics.error import sqnr
+from bitport.schemes import preset
+
+TOKENS = 2048
+FOLDER = Path("build/real")
+
+
+def row(measurer: Measurer, scheme: str, algorithm: str) -> dict[str, Any]:
+    base = measurer.yardstick.base
+    model = copy.deepcopy(base) if scheme == BASELINE else measurer.quantized(scheme, algorithm)
+    if model is None:
+        raise RuntimeError(f"{algorithm} refuses {scheme}: take it out of the plan")
+    measured = size_of(model)
+    figures = dataclasses.asdict(measurer.yardstick.stretches(model))
+    return {"scheme": scheme, "algorithm": algorithm, "nbytes": measured.nbytes, "weights": measured.weights} | figures
+
+
+def grids(model: nn.Module) -> dict[str, tuple[float, float, float]]:
+    """Median SQNR in dB of the weights of ``model``, of tinylm's and of normally distributed numbers, by scheme."""
+    normal = torch.randn(1536, 576, generator=torch.Generator().manual_seed(0)).bfloat16()
+    of = (list(_weights(model)), list(_weights(load_model(TINYLM))), [normal])
+    return {scheme: tuple(round(_kept(each, scheme), 3) for each in of) for scheme in GRIDS}
+
+
+def _weights(model: nn.Module) -> Iterable[Tensor]:
+    """The weights that a scheme given by name quantizes: those of all linear layers but the tied head."""
+    tied = model.get_input_embeddings().weight
+    return (each.weight for each in model.modules() if isinstance(each, nn.Linear) and each.weight is not tied)
+
+
+@torch.no_grad()
+def _kept(weights: Iterable[Tensor], scheme: str) -> float:
+    fmt = preset(scheme).weight
+    rounded = ((each, dequantize(quantize(each, fmt), fmt, *each.shape)) for each in weights)
+    return statistics.median(float(sqnr(*pair)) for pair in rounded)
+
+
+def main() -> None:
+    yardstick = Yardstick(prepared(FOLDER))
+    yardstick.tokens = yardstick.tokens[:TOKENS]
+    measurer = Measurer(yardstick)
+    about = {"tokens": len(yardstick.tokens), "calibration": len(yardstick.calibration)}
+    if RECORD.exists():
+        data: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    else:
+        data = about | {"sqnr": grids(yardstick.base), "rows": []}
+    if {key: data[key] for key in about} != about:
+        raise RuntimeError(f"{RECORD} was made with {data['tokens']} and {data['calibration']} tokens: remove it")
+    done = [(each["scheme"], each["algorithm"]) for each in data["rows"]]
+    for scheme, algorithm in PLAN:
+        if (scheme, algorithm) not in done:
+            data["rows"].append(row(measurer, scheme, algorithm))
+            print(f"{scheme} {algorithm} ({len(data['rows'])} of {len(PLAN)})", file=sys.stderr)
+            RECORD.write_text(as_record(data), encoding="utf-8")
+    PAGE.write_text(as_markdown(data), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
