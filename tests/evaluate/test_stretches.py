@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
 
+pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
+
 from bitport.errors import ArgumentError
+from bitport.evaluate.compare import quantized
+from bitport.evaluate.divergence import divergence
 from bitport.evaluate.stretches import STRETCH, by_stretches, estimate
-from bitport.evaluate.yardstick import WINDOW
+from bitport.evaluate.yardstick import WINDOW, Yardstick
+from bitport.integrations.huggingface import cast_parameters, logits_of
 
 
 def test_windows_are_whole_stretches() -> None:
@@ -47,3 +54,18 @@ def test_what_two_models_share_cancels() -> None:
     assert paired.mean == pytest.approx(0.255)
     assert paired.error == pytest.approx(0.005 * math.sqrt(30 / 29) / math.sqrt(30))
     assert paired.error < estimate(one).error / 50
+
+
+def test_a_model_along_its_text() -> None:
+    """As the means over all tokens, up to the six digits that are kept."""
+    yardstick = Yardstick(Path(__file__).parents[2] / "models" / "tinylm")
+    yardstick.tokens = yardstick.tokens[: 2 * WINDOW]
+    model = quantized(yardstick.base, "int3", [])
+    found = yardstick.stretches(model)
+    base = copy.deepcopy(yardstick.base)
+    cast_parameters(base, torch.float32)
+    apart = divergence(logits_of(base), logits_of(model), yardstick.tokens, window=WINDOW, batch=4)
+    assert len(found.kl) == apart.tokens / STRETCH == 14
+    assert estimate(found.kl).mean == pytest.approx(apart.kl, rel=1e-5)
+    assert estimate(found.top1).mean == pytest.approx(apart.top1, rel=1e-5)
+    assert estimate(found.nll).mean == pytest.approx(yardstick.nll(model), rel=1e-5)
