@@ -123,6 +123,7 @@ def test_a_vllm_without_a_name(
     vllm.register()
     (line,) = caplog.records
     assert line.name.startswith("vllm.")
+    assert line.levelname == "WARNING"
     assert "vLLM 0.99.1" in line.getMessage()
     assert name in line.getMessage()
     assert "\n" not in line.getMessage()

@@ -13,14 +13,14 @@ from bitport.integrations.vllm import FITS, NAME
 from bitport.report.versions import library_version
 
 logger = logging.getLogger(f"vllm.{__name__}")
-"""vLLM only shows loggers below its own name."""
+"""vLLM only shows loggers below its own name. Before it sets them up, maybe after plug-ins, Python shows warnings."""
 
 
 def register_misfit(error: Exception) -> None:
     """Register a quantization method that refuses every model. ``error``: what this vLLM lacks."""
     version = getattr(vllm, "__version__", "unknown")
     found = f"bitport {library_version()} fits vLLM {FITS}, and this is vLLM {version} ({error})"
-    logger.info("%s: it cannot serve models quantized by bitport, others it can", found)
+    logger.warning("%s: it cannot serve models quantized by bitport, others it can", found)
     try:
         from vllm.model_executor.layers.quantization import register_quantization_config
         from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
