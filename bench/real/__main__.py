@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 import statistics
 import sys
@@ -64,17 +65,23 @@ def _kept(weights: Iterable[Tensor], scheme: str) -> float:
     return statistics.median(float(sqnr(*pair)) for pair in rounded)
 
 
+def digest(yardstick: Yardstick) -> str:
+    """SHA-256 of the token ids for evaluation and calibration."""
+    both = torch.cat([yardstick.tokens, yardstick.calibration])
+    return hashlib.sha256(both.numpy().tobytes()).hexdigest()
+
+
 def main() -> None:
     yardstick = Yardstick(prepared(FOLDER))
     yardstick.tokens = yardstick.tokens[:TOKENS]
     measurer = Measurer(yardstick)
-    about = {"tokens": len(yardstick.tokens), "calibration": len(yardstick.calibration)}
+    about = {"tokens": len(yardstick.tokens), "calibration": len(yardstick.calibration), "ids": digest(yardstick)}
     if RECORD.exists():
         data: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
     else:
         data = about | {"sqnr": grids(yardstick.base), "rows": []}
     if {key: data[key] for key in about} != about:
-        raise RuntimeError(f"{RECORD} was made with {data['tokens']} and {data['calibration']} tokens: remove it")
+        raise RuntimeError(f"{RECORD} was made with other tokens: remove it, so that all rows are measured on the same")
     done = [(each["scheme"], each["algorithm"]) for each in data["rows"]]
     for scheme, algorithm in PLAN:
         if (scheme, algorithm) not in done:

@@ -79,7 +79,7 @@ model once for each weight and scheme.
 
 MISSING = """## Not measured yet
 
-{missing}. `make accuracy-real` continues with them.
+{missing}. `make accuracy-real` measures them.
 """
 
 Row = dict[str, Any]
