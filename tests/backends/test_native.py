@@ -436,5 +436,5 @@ assert torch.equal(torch.nn.functional.linear(x, packed), torch.nn.functional.li
 print(plugins.describe()["cpu"])
 """
     said = printed(script)
-    assert "no native kernels: " + ("libbitport_kernels.so does not load" if broken else "they were not") in said
+    assert "no native kernels: " + ("libbitport_kernels.so does not load" if broken else "not compiled when") in said
     assert "pip install" in said
