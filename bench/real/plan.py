@@ -13,7 +13,7 @@ OWN = "int4-g32-fzero"
 """The scheme whose grid the file of the model has."""
 
 ALGORITHMS = ("clip", "hqq", "gptq", "awq", "awq+gptq", "signround")
-ALGORITHMS_OF = ("int4", "int3", "int2")
+ALGORITHMS_OF = ("int4", "int3")
 PLAN = (
     *((scheme, NEAREST) for scheme in SCHEMES),
     *((scheme, algorithm) for algorithm in ALGORITHMS for scheme in ALGORITHMS_OF),

@@ -16,9 +16,10 @@ import torch
 pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 
 from bench.real.page import PAGE, RECORD, as_markdown, spearman
-from bench.real.plan import GRIDS, NEAREST, OWN, PLAN
+from bench.real.plan import ALGORITHMS_OF, GRIDS, NEAREST, OWN, PLAN
 from bench.real.sources import GGUF, Wheel, alternating, descriptions, fetched, gguf_file
 from bitport.evaluate.compare import BASELINE
+from bitport.evaluate.stretches import estimate
 from bitport.integrations.huggingface import load_model, load_tokenizer
 from bitport.interop import convert
 from bitport.tensor import QTensor
@@ -53,6 +54,14 @@ def test_bits_count() -> None:
     assert {"int8", "int4", "int3", "int2"} <= set(schemes)
     found = [KL[scheme, NEAREST] for scheme in schemes]
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize("scheme", ALGORITHMS_OF)
+def test_data_help(scheme: str) -> None:
+    """What looks at inputs stays nearer to the model than rounding to nearest does, by five standard errors."""
+    for algorithm in ("gptq", "awq", "awq+gptq"):
+        gain = estimate(ROWS[scheme, NEAREST]["kl"], ROWS[scheme, algorithm]["kl"])
+        assert gain.mean > 5 * gain.error, algorithm
 
 
 def test_spearman() -> None:
