@@ -16,11 +16,11 @@ import torch
 import bitport
 from bitport import missing
 from bitport.backends import cpu
-from bitport.backends.cpu.native import Library
 from bitport.missing import Missing, register_missing
 from bitport.ops import IMPLS, Decision, Impl, decide, register_kernel
 from bitport.ops.product import operand
 from bitport.tensor import quantize_tensor
+from tests.backends.taken import compiled
 from tests.scripts import printed
 
 WITHOUT_LIBRARY = """
@@ -83,7 +83,7 @@ def test_forcing_it_says_why_that_is_impossible(told: dict[str, object]) -> None
     assert "cpu has only: int8pack_mm, generic; native is missing: not compiled when" in str(told["forced"])
 
 
-@pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels are not compiled")
+@compiled
 def test_the_ops_named_missing_are_those_of_the_library() -> None:
     decide("linear", *arguments())  # loads the backends
     assert {op for (op, device), impls in IMPLS.items() if "native" in [impl.name for impl in impls]} == {*cpu.OPS}
