@@ -11,6 +11,7 @@ from reprlib import repr as short
 from typing import Any
 
 from bitport.errors import CheckpointError
+from bitport.interop.gguf.vocabulary import EACH_DIGIT
 from bitport.optional import UNREADABLE, optional
 
 DIGITS = ("smollm", "starcoder", "refact", "codeshell", "command-r")
@@ -39,15 +40,15 @@ def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
             made = {file.relative_to(folder): file.read_text(encoding="utf-8") for file in files}
     except UNREADABLE as error:
         raise CheckpointError(f"transformers cannot read the tokenizer in {path}: {error}") from error
-    split = settings.get("tokenizer.ggml.pre") if settings["tokenizer.ggml.model"] == "gpt2" else None
-    name = Path("tokenizer.json")
-    said = json.loads(made[name])
-    if split in WHOLE:
-        said["model"]["ignore_merges"] = True
-    if split in DIGITS:
-        digits = {"type": "Digits", "individual_digits": True}
-        said["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, said["pre_tokenizer"]]}
-    made[name] = json.dumps(said, ensure_ascii=False, indent=2)
+    split = settings.get("tokenizer.ggml.pre")
+    if split in (*WHOLE, *DIGITS) and settings["tokenizer.ggml.model"] == "gpt2":
+        name = Path("tokenizer.json")
+        said = json.loads(made[name])
+        if split in WHOLE:
+            said["model"]["ignore_merges"] = True
+        else:
+            said["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [EACH_DIGIT, said["pre_tokenizer"]]}
+        made[name] = json.dumps(said, ensure_ascii=False, indent=2)
     return made
 
 
