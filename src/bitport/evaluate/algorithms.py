@@ -32,7 +32,7 @@ brackets the change against bf16, {baseline:.4f}.
 
 - `rtn` rounds to nearest.
 - `clip` takes the best of several ranges for each block.
-- `hqq` fits scale and zero point to a norm that forgives outliers.
+- `hqq` fits scale and zero point so that most errors become small, without letting the large ones grow.
 - `gptq` lets the columns that are not yet rounded make up for those that are.
 - `awq` multiplies the columns of weights and divides the channels before them, by what keeps the outputs of rounded
   weights closest, and then takes the best of several ranges, as `clip` does, with each column weighted by its inputs.
