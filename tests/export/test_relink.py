@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,3 +123,32 @@ def test_experts_are_refused() -> None:
     given = (torch.ones(4, 64, dtype=torch.bfloat16), torch.tensor([1, 4], dtype=torch.int32))
     with pytest.raises(ExportError, match=r"^up is int4-g32.*only linear layers and lookups"):
         relinked(Method(model, given), lambda q, op: None, Dense, Dense)
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, *states: Tensor) -> list[Tensor]:
+        return [self.gate(x), *(F.linear(state[:, :32], self.gate.weight[:, :32]) for state in states)]
+
+
+ROWS = {0: torch.export.Dim("rows", min=1, max=64)}
+SIZES: dict[str, tuple[Any, tuple[int, int, int]]] = {
+    "by position": ((ROWS, (ROWS, ROWS)), (5, 5, 5)),
+    "by name": ({"states": (ROWS, ROWS), "x": ROWS}, (5, 5, 5)),
+    "of one": ((ROWS, (None, None)), (5, 3, 3)),
+    "of none": ((), (3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_arguments_that_are_collected(sizes: str) -> None:
+    """A graph takes them one by one, so the sizes of the module did not fit it: 2 for 3 inputs."""
+    model, (shapes, rows) = Stateful().eval(), SIZES[sizes]
+    bp.quantize_(model, "int4-g32", measure=False)
+    given = tuple(torch.randn(3, 64) for _ in rows)
+    program = relinked(Method(model, given, shapes), lambda q, op: None, Dense, Dense)
+    given = tuple(torch.randn(each, 64) for each in rows)
+    torch.testing.assert_close(program.module()(*given), model(*given), rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from bitport.errors import ExportError
 from bitport.export.constants import keep, value_of
-from bitport.export.trace import Method, exported
+from bitport.export.trace import Method, exported, in_graph
 from bitport.ops import OPS
 from bitport.ops.linear_then import follow
 from bitport.tensor import QTensor
@@ -90,7 +90,7 @@ def relinked(
             delattr(graph.get_submodule(owner), attribute)
     graph.delete_all_unused_submodules()
     graph.recompile()
-    return exported(Method(graph, method.args, method.dynamic_shapes))
+    return exported(in_graph(method, graph))
 
 
 def _make_plain(graph: fx.GraphModule, node: fx.Node) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bitport.errors import ArgumentError, ExportError
-from bitport.export.trace import Method
+from bitport.export.trace import Method, by_name
 from bitport.export.weights import TAGS
 
 Sizes = dict[str, list[int | None]]
@@ -48,7 +47,7 @@ def describe(name: str, method: Method, program: torch.export.ExportedProgram) -
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = list(signature.user_inputs)
     given = [values[each] for each in inputs]
-    symbols = _symbols(given, list(_shapes_of(*_by_name(method))))
+    symbols = _symbols(given, list(_shapes_of(*by_name(method))))
     mutated = set(signature.user_inputs_to_mutate.values())
     entry = {
         "inputs": [
@@ -102,13 +101,6 @@ def _symbols(given: list[Tensor], shapes: list[Any]) -> dict[str, str]:
                 named = shape.get(at) if isinstance(shape, dict) else shape[at] if shape else None
                 found.setdefault(str(size), getattr(named, "__name__", str(size)))
     return {symbol: name for symbol, name in found.items() if symbol.isidentifier()}
-
-
-def _by_name(method: Method) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments and dynamic_shapes by name; torch accepts the latter by position, or by name in any order."""
-    given = inspect.signature(method.module.forward).bind(*method.args).arguments
-    shapes = method.dynamic_shapes
-    return given, shapes if isinstance(shapes, dict) else dict(zip(given, shapes or (), strict=bool(shapes)))
 
 
 def _shapes_of(args: Any, shapes: Any) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import torch
@@ -41,9 +42,28 @@ def _dense(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor.detach())
 
 
+def by_name(method: Method) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments and dynamic_shapes by name; torch accepts the latter by position, or by name in any order."""
+    given = inspect.signature(method.module.forward).bind(*method.args).arguments
+    shapes = method.dynamic_shapes
+    return given, shapes if isinstance(shapes, dict) else dict(zip(given, shapes or (), strict=bool(shapes)))
+
+
+def in_graph(method: Method, graph: fx.GraphModule) -> Method:
+    """The method by its graph, which takes one by one what ``forward(x, *rest)`` has as one argument."""
+    if not (method.dynamic_shapes and isinstance(method.dynamic_shapes, dict | tuple | list)):
+        return dataclasses.replace(method, module=graph)
+    kinds = inspect.signature(method.module.forward).parameters
+    given, shapes = by_name(method)
+    each: list[Any] = []
+    for name in given:
+        each += shapes[name] if kinds[name].kind is inspect.Parameter.VAR_POSITIONAL else [shapes[name]]
+    return Method(graph, method.args, tuple(each))
+
+
 def exported(method: Method) -> torch.export.ExportedProgram:
     """Export the method; the program has plain tensors, and torch's ops beside bitport's."""
-    program = _traced(method.module, method)
+    program = _traced(method)
     if any(map(_drops, program.graph.nodes)):
         raise ExportError(
             "the model is in training mode, so the program would drop numbers at random: call its eval() first"
@@ -51,7 +71,7 @@ def exported(method: Method) -> torch.export.ExportedProgram:
     if has_pieces(program):
         graph = program.module(check_guards=False)
         keep_pieces(graph)
-        program = _traced(graph, method)
+        program = _traced(in_graph(method, graph))
     return program
 
 
@@ -62,15 +82,16 @@ def _drops(node: fx.Node) -> bool:
     return node.target is torch.ops.aten.scaled_dot_product_attention.default and any(node.args[4:5])
 
 
-def _traced(module: nn.Module, method: Method) -> torch.export.ExportedProgram:
+def _traced(method: Method) -> torch.export.ExportedProgram:
     try:
         with torch.no_grad():
-            return torch.export.export(module, method.args, dynamic_shapes=method.dynamic_shapes, strict=False)
+            return torch.export.export(method.module, method.args, dynamic_shapes=method.dynamic_shapes, strict=False)
     except BitportError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
         raise ExportError(
-            f"torch.export cannot trace {type(module).__name__} with these arguments and dynamic_shapes: {error}\n"
+            f"torch.export cannot trace {type(method.module).__name__} with these arguments and dynamic_shapes: "
+            f"{error}\n"
             "It must run as it is called here, every size that may differ must be free to, and what its code does must "
             "not depend on the numbers in tensors"
         ) from error
