@@ -53,3 +53,27 @@ class Branches(nn.Module):
 def test_what_torch_cannot_trace_is_told_in_our_words_and_its_own() -> None:
     with pytest.raises(ExportError, match=r"cannot trace Branches with.*data-dependent(?s:.*)numbers in tensors"):
         decomposed(Branches(), (torch.ones(3),))
+
+
+class Positive(nn.Module):
+    """As experts take the rows that are theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(16, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids = x.amax(-1).gt(0).nonzero().flatten()
+        return self.layer(x[ids] + self.table(ids))
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8-block", "mxfp4", "nvfp4"])
+def test_rows_whose_number_depends_on_the_numbers_in_tensors(scheme: str) -> None:
+    model = Positive().eval()
+    bp.quantize_(model, {"table": "int8", "layer": scheme}, measure=False)
+    program = decomposed(model, (torch.randn(16, 64),))
+    for count in (0, 1, 5, 16):
+        x = torch.randn(16, 64).abs()
+        x[count:] *= -1
+        torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)
+        assert len(model(x)) == count

@@ -14,8 +14,9 @@ Block = tuple[int, int]
 
 def _split(size: int, block: int) -> tuple[int, int, int]:
     """(number of blocks, block length, elements missing in the last block) of an axis. A block longer than the axis is
-    clamped to it, without padding."""
-    if block == 0 or block > size > 0:
+    clamped to it, without padding. One of one element never is longer: a program that knows the size only when it runs
+    cannot be traced past that question."""
+    if block == 0 or (block > 1 and block > size > 0):
         length = max(size, 1)
         return 1, length, length - size
     return -(-size // block), block, -size % block
