@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.export import Method, load, package
-from bitport.export.ids import check_ids
+from bitport.export.ids import check_ids, decompositions
 
 from .needs import needs_packages
 
@@ -24,6 +24,10 @@ def each(ids: Tensor) -> Tensor:
 
 def ones(ids: Tensor) -> Tensor:
     return torch.ones(ids.shape[0], WIDTH)
+
+
+def scores(table: Tensor, ids: Tensor) -> Tensor:
+    return table.t()[:1].expand(ids.shape[0], -1)
 
 
 USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -44,7 +48,17 @@ USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scatter a number": lambda table, ids: table.scatter(0, each(ids), 1.0),
     "scatter": lambda table, ids: table.scatter(0, each(ids), ones(ids)),
     "scatter_add": lambda table, ids: table.scatter_add(0, each(ids), ones(ids)),
+    "scatter and add": lambda table, ids: table.scatter(0, each(ids), ones(ids), reduce="add"),
+    "scatter and multiply": lambda table, ids: table.scatter(0, each(ids), 2.0, reduce="multiply"),
     "scatter_reduce": lambda table, ids: table.scatter_reduce(0, each(ids), ones(ids), "amax"),
+    "take": lambda table, ids: table[:, 0].take(ids),
+    "put": lambda table, ids: table[:, 0].put(ids, ones(ids)[:, 0]),
+    "loss": lambda table, ids: nn.functional.cross_entropy(scores(table, ids), ids, reduction="none"),
+    "loss of points": lambda table, ids: nn.functional.nll_loss(table[None, :, :2], ids[None, :2], reduction="none"),
+    "margin": lambda table, ids: nn.functional.multi_margin_loss(scores(table, ids), ids),
+    "a number": lambda table, ids: table[ids[0].item()],
+    "a number of a column": lambda table, ids: table.t()[:, ids[0].item() + 0],
+    "into a number": lambda table, ids: table.select_scatter(torch.ones(WIDTH), 0, ids[0].item()),
 }
 
 
@@ -63,9 +77,8 @@ def test_the_checks_refuse_what_eager_mode_refuses(name: str, grows: bool) -> No
     model, table, ids = Using(USES[name]), torch.randn(WORDS, WIDTH), torch.arange(7)
     dims = {0: torch.export.Dim("rows", min=WORDS, max=2 * WORDS)} if grows and name != "twice" else {}
     sizes = dims, {0: torch.export.Dim("ids", max=4096)}
-    graph = (
-        torch.export.export(model, (table, ids), dynamic_shapes=sizes).run_decompositions({}).module(check_guards=False)
-    )
+    program = torch.export.export(model, (table, ids), dynamic_shapes=sizes)
+    graph = program.run_decompositions(decompositions()).module(check_guards=False)
     before = len(graph.graph.nodes)
     check_ids(graph)
     assert len(graph.graph.nodes) > before
@@ -137,3 +150,20 @@ def test_a_package_refuses_them(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="<= 39 but received 40"):
             program.run(ids, ids.index_fill(0, torch.tensor([rows // 2]), PLACES).int(), cache)
     assert not cache.any()
+
+
+@pytest.mark.slow
+@needs_packages
+def test_a_package_refuses_a_number_and_those_of_the_whole_tensor(tmp_path: Path) -> None:
+    """The one was read outside the table, the others ended the process."""
+    model = Using(lambda table, ids: table.take(ids).sum() + table[ids[-1].item()])
+    table, ids = torch.randn(WORDS, WIDTH), torch.arange(8192) % WORDS
+    package({"run": Method(model, (table, ids))}, tmp_path / "model.pt2")
+    program = load(tmp_path / "model.pt2")
+    for last in (-WORDS, WORDS - 1):
+        ids[-1] = last
+        torch.testing.assert_close(program.run(table, ids), model(table, ids))
+    for last, told in ((WORDS, "<= 49 but received 50"), (WORDS * WIDTH, "<= 799 but received 800")):
+        ids[-1] = last
+        with pytest.raises(RuntimeError, match=told):
+            program.run(table, ids)

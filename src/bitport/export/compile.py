@@ -14,7 +14,7 @@ from torch import fx
 
 from bitport import plugins
 from bitport.errors import ExportError
-from bitport.export.ids import check_ids
+from bitport.export import ids
 from bitport.export.level import LEVELS, nothing_beyond
 from bitport.export.lower import fix_tables, lowerings
 from bitport.export.ops import declarations
@@ -32,14 +32,14 @@ LINKER = ("-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORT
 def lowered(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     plugins.load()
     with torch.no_grad():
-        return program.run_decompositions(lowerings())
+        return program.run_decompositions({**lowerings(), **ids.decompositions()})
 
 
 def graph_of(program: torch.export.ExportedProgram) -> fx.GraphModule:
     """The graph that AOTInductor compiles, with its constants as the kernels read them, and ids checked."""
     graph = program.module(check_guards=False)
     fix_tables(graph)
-    check_ids(graph)
+    ids.check_ids(graph)
     return graph
 
 

@@ -9,7 +9,7 @@ does it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -30,10 +30,26 @@ ALONG = {
     aten.gather.default: False,
     aten.scatter.src: False,
     aten.scatter.value: False,
+    aten.scatter.reduce: False,
+    aten.scatter.value_reduce: False,
     aten.scatter_add.default: False,
     aten.scatter_reduce.two: False,
 }
 """(tensor, dim, ids, ..): whether negative ids count from the end; otherwise they are errors."""
+BY_NUMBER = {aten.select.int: 2, aten.select_scatter.default: 3}
+"""Where in (tensor, dim, id) and (tensor, rows, dim, id) the id is: a number, which ``item()`` may have read. Generated
+code does not check it, and reads whatever is there."""
+COMPOSED = (
+    aten.take.default,
+    aten.put.default,
+    aten.cross_entropy_loss.default,
+    aten.nll_loss_nd.default,
+    aten.nll_loss.default,
+    aten.nll_loss2d.default,
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+)
+"""Those of which generated code makes ops as above, only later."""
 
 
 class Use(NamedTuple):
@@ -42,6 +58,16 @@ class Use(NamedTuple):
     """Of the dimension that they count."""
     dim: int
     from_end: bool
+    number: bool = False
+    """Whether the id is a number, not a tensor."""
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Of the ops in COMPOSED, inductor's own, for a program whose ids are to be checked."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = select_decomp_table()
+    return {op: table[op] for op in COMPOSED}
 
 
 def check_ids(graph: fx.GraphModule) -> None:
@@ -75,16 +101,18 @@ def _checked(graph: fx.Graph, use: Use, tensor: fx.Node) -> fx.Node:
     if not isinstance(use.size, int):
         size = call(aten.sym_size.int, (tensor, use.dim))
         last, first = call(operator.sub, (size, 1)), call(operator.neg, (size,)) if use.from_end else 0
-    flat = call(aten.reshape.default, (use.ids, [-1]))
+    ids = call(aten.scalar_tensor.default, (use.ids,), {"dtype": torch.int64}) if use.number else use.ids
+    flat = call(aten.reshape.default, (ids, [-1]))
     ends = []
     for end, holds, bound, any_row in ((aten.amin, operator.ge, first, 0), (aten.amax, operator.le, last, -1)):
         one_more = call(aten.new_full.default, (flat, [1], any_row))  # since there may be no ids
         ends.append(call(end.default, (call(aten.cat.default, ([flat, one_more],)),)))
         # PyTorch replaces the text by one such as "Expected u0 <= 49 but received 50"
-        number = call(aten.item.default, (ends[-1],))
-        call(aten._assert_scalar.default, (call(holds, (number, bound)), "an id is a row"))
+        found = call(aten.item.default, (ends[-1],))
+        call(aten._assert_scalar.default, (call(holds, (found, bound)), "an id is a row"))
     least, most = (call(aten.clamp.default, (end, first, last)) for end in ends)
-    return call(aten.minimum.default, (call(aten.maximum.default, (use.ids, least)), most))
+    rows = call(aten.minimum.default, (call(aten.maximum.default, (ids, least)), most))
+    return call(aten.item.default, (rows,)) if use.number else rows
 
 
 def _uses(graph: fx.GraphModule, node: fx.Node) -> Iterator[Use]:
@@ -94,6 +122,10 @@ def _uses(graph: fx.GraphModule, node: fx.Node) -> Iterator[Use]:
         yield Use(given[1], _sizes(graph, given[0])[0], 0, False)
     elif node.target in ALONG:
         yield Use(given[2], _sizes(graph, given[0])[given[1]], given[1], ALONG[node.target])
+    elif node.target in BY_NUMBER:
+        dim, number = given[BY_NUMBER[node.target] - 1 :]
+        if isinstance(number, fx.Node):
+            yield Use(number, _sizes(graph, given[0])[dim], dim, True, number=True)
     elif node.target in BY_DIMENSION:
         dim = 0
         for at in range(len(given[1])):
