@@ -251,6 +251,8 @@ OF_OTHERS = (
     "Can't find a checkpoint index",
     "Weights only load failed",
     "Couldn't swap Linear.weight",
+    "not enough values to unpack",
+    "no rule registered for HOP invoke_subgraph",
     "KeyError",
 )
 """Errors of PyTorch and transformers, in the first column of what to do about errors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bitport
+from bitport.errors import ArgumentError
 from bitport.numerics import Quantized, sqnr
 from bitport.schemes import KINDS, PRESETS, preset
 from bitport.tensor import QTensor, cache_key, from_parts, quantize_tensor
@@ -77,6 +79,41 @@ def test_exported(scheme: str) -> None:
     program = torch.export.export(model, (torch.arange(6).reshape(2, 3),), dynamic_shapes=({0: rows},))
     ids = torch.arange(12).reshape(4, 3)
     torch.testing.assert_close(program.module()(ids), model(ids), rtol=1e-5, atol=1e-5)
+
+
+def saved_and_loaded(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+@pytest.mark.parametrize("scheme", PRESETS)
+def test_an_exported_program_is_saved_and_loaded(scheme: str) -> None:
+    model, ids = quantized(scheme), torch.arange(6).reshape(2, 3)
+    program = saved_and_loaded(torch.export.export(model, (ids,)))
+    assert torch.equal(program.module()(ids), model(ids))
+
+
+def test_a_saved_program_on_a_machine_with_other_layouts() -> None:
+    """Weights are packed anew when they are read; their parts, which the other program holds, are not."""
+    model, ids = quantized("int4-g32"), torch.arange(6).reshape(2, 3)
+    for layer in model.children():
+        layer.weight = nn.Parameter(layer.weight.to_layout("plain"), requires_grad=False)
+    program = torch.export.export(model, (ids,))
+    with pytest.raises((ArgumentError, RuntimeError), match="in layout plain needs data"):
+        saved_and_loaded(program).module()(ids)
+    assert torch.equal(saved_and_loaded(program.run_decompositions({})).module()(ids), model(ids))
+
+
+def test_an_exported_program_becomes_modules_again() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 32), nn.Sequential(nn.Linear(32, 64), nn.ReLU())).eval(), torch.randn(3, 64)
+    bitport.quantize_(model, {"*": "int4-g32"}, measure=False)
+    program = torch.export.export(model, (x,)).run_decompositions({})  # PyTorch does not unflatten subclasses
+    modules = torch.export.unflatten(program)
+    assert torch.equal(modules(x), model(x))
+    first = modules.get_submodule("0")(x)
+    assert torch.equal(modules.get_submodule("1")(first), model(x))
 
 
 def test_compiled_training_of_what_is_not_quantized() -> None:

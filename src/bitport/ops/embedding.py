@@ -23,9 +23,9 @@ def _check(ids: Tensor, *rest: object) -> None:
         raise ArgumentError(f"ids are on {ids.device}, the table on {weight.data.device}; move both to one device")
     if rest[10] not in FLOATS:
         raise ArgumentError(f"rows are float32, bfloat16 or float16, not {rest[10]}; cast the model to one of them")
+    check_weight(*weight)
     if weight.batch:
         raise ArgumentError(f"embedding takes one table, not a batch of {[*weight.batch]}")
-    check_weight(*weight)
 
 
 def _generic(ids: Tensor, *rest: object) -> Tensor:
