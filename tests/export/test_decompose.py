@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
 
 import bitport as bp
 from bitport.errors import ExportError
-from bitport.export import decomposed
+from bitport.export import Method, decomposed
+from bitport.export.compile import graph_of, lowered
+from bitport.export.trace import exported
 
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "mxfp4", "nf4"])
@@ -77,3 +80,31 @@ def test_rows_whose_number_depends_on_the_numbers_in_tensors(scheme: str) -> Non
         x[count:] *= -1
         torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)
         assert len(model(x)) == count
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.layer(x), lambda x: x * 2, (x,))
+
+
+@pytest.fixture
+def chosen() -> nn.Module:
+    model = Chosen().eval()
+    bp.quantize_(model, {"*": "int4-g32"}, measure=False)
+    return unwrap_tensor_subclass_parameters(model)
+
+
+def test_a_branch(chosen: nn.Module) -> None:
+    program = decomposed(chosen, (torch.ones(3, 64),)).module()
+    for x in (torch.ones(3, 64), -torch.ones(3, 64)):
+        torch.testing.assert_close(program(x), chosen(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_branch_of_a_package(chosen: nn.Module) -> None:
+    """It would need this library when it runs, since the table of its number type would be made there."""
+    with pytest.raises(ExportError, match=r"branch or a loop .* with a quantized weight.*a rule that says skip"):
+        graph_of(lowered(exported(Method(chosen, (torch.ones(3, 64),)))))

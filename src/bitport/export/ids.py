@@ -71,7 +71,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def check_ids(graph: fx.GraphModule) -> None:
-    """Add the checks to ``graph``, in place: one for all that use the same ids in the same way."""
+    """Add the checks to ``graph`` and its branches, in place: one for all that use the same ids in the same way."""
+    for each in graph.modules():
+        if isinstance(each, fx.GraphModule):
+            _check(each)
+
+
+def _check(graph: fx.GraphModule) -> None:
     checked: dict[Any, fx.Node] = {}
     for node in list(graph.graph.nodes):
         for use in _uses(graph, node):

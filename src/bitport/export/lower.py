@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bitport.errors import ExportError
 from bitport.export.ops import overload
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES, STATIC, fake_quantize
@@ -129,12 +130,17 @@ def _operand(weight: Weight) -> tuple[Any, ...]:
 
 def fix_tables(graph: fx.GraphModule) -> None:
     """Replace the calls of ``number_table`` by a constant for each number type."""
-    nodes = graph.graph.find_nodes(op="call_function", target=overload("number_table"))
+    nodes = _calls(graph)
+    if any(_calls(each) for each in graph.modules() if isinstance(each, fx.GraphModule) and each is not graph):
+        raise ExportError(
+            "a branch or a loop (torch.cond, while_loop) computes with a quantized weight, which packages can only do "
+            "outside: move that layer there, or leave it as it is (a rule that says skip)"
+        )
     tables = torch.nn.Module()
     if nodes:
         graph.add_module(TABLES, tables)
     for node in nodes:
-        (dtype,) = node.args
+        dtype = str(node.args[0])
         if not hasattr(tables, dtype):
             tables.register_buffer(dtype, overload("number_table")(dtype))
         with graph.graph.inserting_before(node):
@@ -143,3 +149,7 @@ def fix_tables(graph: fx.GraphModule) -> None:
         node.replace_all_uses_with(constant)
         graph.graph.erase_node(node)
     graph.recompile()
+
+
+def _calls(graph: fx.GraphModule) -> list[fx.Node]:
+    return list(graph.graph.find_nodes(op="call_function", target=overload("number_table")))
