@@ -252,7 +252,7 @@ OF_OTHERS = (
     "Weights only load failed",
     "Couldn't swap Linear.weight",
     "not enough values to unpack",
-    "no rule registered for HOP invoke_subgraph",
+    "no rule registered for HOP ..",
     "KeyError",
 )
 """Errors of PyTorch and transformers, in the first column of what to do about errors."""

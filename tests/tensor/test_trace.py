@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bitport
@@ -114,6 +118,54 @@ def test_an_exported_program_becomes_modules_again() -> None:
     assert torch.equal(modules(x), model(x))
     first = modules.get_submodule("0")(x)
     assert torch.equal(modules.get_submodule("1")(first), model(x))
+
+
+class Repeated(nn.Module):
+    """The same layers for all, as PyTorch's ops with functions as arguments compute them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(64, 64), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "cond":
+            return torch.cond(x.sum() > 0, lambda x: self.layer(x), lambda x: x * 2, (x,))
+        if self.how == "while_loop":
+            return while_loop(lambda at, x: at < 3, lambda at, x: (at + 1, self.layer(x)), (torch.tensor(0), x))[1]
+        return REGION(self.layer, REGION(self.layer, x))
+
+
+REGION = torch.compiler.nested_compile_region(lambda layer, x: layer(x))
+
+
+@pytest.mark.parametrize("how", ["cond", "while_loop", "nested_compile_region"])
+def test_functions_that_pytorch_calls(how: str) -> None:
+    """They take no tensor subclasses, but weights as PyTorch unwraps them."""
+    model, x = Repeated(how).eval(), torch.rand(3, 64)
+    bitport.quantize_(model, {"*": "int4-g32"}, measure=False)
+    times = {"cond": 1, "while_loop": 3, "nested_compile_region": 2}[how]
+    wanted = functools.reduce(lambda y, _: model.layer(y), range(times), x)
+    model = unwrap_tensor_subclass_parameters(model)
+    torch.compiler.reset()
+    with torch.no_grad():
+        for run in (
+            torch.compile(model, fullgraph=True, backend="aot_eager"),
+            torch.export.export(model, (x,)).module(),
+        ):
+            torch.testing.assert_close(run(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_blocks_that_are_compiled_in_place_share_one_graph() -> None:
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.rand(3, 64)
+    bitport.quantize_(model, {"*": "int4-g32"}, measure=False)
+    wanted = model(x)
+    torch.compiler.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    for block in model:
+        block.compile(fullgraph=True, backend=counter)
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+    assert counter.frame_count == 1
 
 
 def test_compiled_training_of_what_is_not_quantized() -> None:
