@@ -95,9 +95,13 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         executorch(layer_of("int8-dyn"), (torch.ones(2, K),), tmp_path / "model.pte")
 
 
-def run(path: Path, *inputs: Tensor) -> Tensor:
+def outputs(path: Path, *inputs: Tensor) -> list[Tensor]:
     lib: Any = pytest.importorskip("executorch.extension.pybindings.portable_lib")
-    return lib._load_for_executorch(str(path)).forward(inputs)[0].clone()
+    return [each.clone() for each in lib._load_for_executorch(str(path)).forward(inputs)]
+
+
+def run(path: Path, *inputs: Tensor) -> Tensor:
+    return outputs(path, *inputs)[0]
 
 
 @pytest.mark.peers
@@ -135,6 +139,29 @@ def test_rows_of_an_odd_number_of_codes(k: int, tmp_path: Path) -> None:
         step = (x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)).double()[:, None] / 255
         off = run(path, x).double() - (x.double() @ weight.T + layer.bias.double())
         assert torch.all(off.abs() <= 1.001 * step * weight.abs().sum(1) + 2.0**-22)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("scheme", TAKEN)
+def test_a_recurrent_cell(scheme: str, tmp_path: Path) -> None:
+    """Bounds as above for the sum of both products. The slope of a sigmoid is at most 1/4, and 1 that of tanh; both are
+    at most 1. So the cell f c + i g is off by |c| df/4 + di/4 + dg, and the state o tanh(cell) by that and do/4."""
+    layer, path = nn.LSTMCell(K, 64).bfloat16().eval(), tmp_path / "cell.pte"
+    bp.quantize_(layer, {"*": scheme}, measure=False)
+    layer = layer.float()
+    numbers = torch.Generator().manual_seed(0)
+    x, state, cell = (torch.randn(5, size, generator=numbers) for size in (K, 64, 64))
+    assert executorch(layer, (x, (state, cell)), path)["taken"]["aten::linear"] == 2
+    gates, off = layer.bias_ih.double() + layer.bias_hh.double(), torch.zeros(())
+    for given, weight in ((x, exact(layer.weight_ih)), (state, exact(layer.weight_hh))):
+        gates = gates + given.double() @ weight.T
+        off = off + 1.001 * (given.amax(1) - given.amin(1)).double()[:, None] / 255 * weight.abs().sum(1)
+    (i, f, g, o), (di, df, dg, do) = gates.chunk(4, 1), off.chunk(4, 1)
+    wanted = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    bound = cell.abs() * df / 4 + di / 4 + dg
+    made, kept = outputs(path, x, state, cell)
+    assert torch.all((kept.double() - wanted).abs() <= bound + 2.0**-20)
+    assert torch.all((made.double() - o.sigmoid() * wanted.tanh()).abs() <= bound + do / 4 + 2.0**-20)
 
 
 @pytest.mark.peers

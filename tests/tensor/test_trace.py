@@ -168,6 +168,21 @@ def test_blocks_that_are_compiled_in_place_share_one_graph() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8", "nvfp4"])
+def test_a_number_of_rows_that_a_tensor_holds(scheme: str) -> None:
+    layer, x = nn.Linear(64, 32), torch.randn(8, 64)
+    bitport.quantize_(layer, scheme, measure=False)
+
+    def run(x: Tensor, rows: Tensor) -> Tensor:
+        return layer(x[: rows.item()])
+
+    torch.compiler.reset()
+    with torch.no_grad(), torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        for rows in (5, 0, 1, 8):
+            assert torch.equal(compiled(x, torch.tensor(rows)), run(x, torch.tensor(rows)))
+
+
 def test_compiled_training_of_what_is_not_quantized() -> None:
     """Gradients reach a float layer below quantized ones, as in eager mode."""
     below = nn.Linear(16, 64)
