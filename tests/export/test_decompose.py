@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+from torch._ops import OpOverload
 
 import bitport as bp
 from bitport.errors import ExportError
@@ -26,6 +27,17 @@ def test_it_holds_no_op_of_bitport(scheme: str) -> None:
     ids = torch.tensor([3, 1, 15, 0])
     torch.testing.assert_close(program.module()(ids), model(ids), rtol=1e-5, atol=1e-5)
     assert model[1].weight.bits_layout == layout
+
+
+@pytest.mark.parametrize("scheme", ["int2", "int3", "int4", "int5", "int8", "int8-dyn", "int4-int8", "nf4"])
+def test_core_ops(scheme: str) -> None:
+    """They had shifts of integers, with which neither ExecuTorch nor ONNX Runtime took them."""
+    model, x = nn.Sequential(nn.Linear(72, 32)).eval(), torch.randn(3, 72)
+    bp.quantize_(model, scheme, measure=False)
+    program = decomposed(model, (x,), ({0: torch.export.Dim("rows", min=1, max=8)},))
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    assert {each for each in called if isinstance(each, OpOverload) and torch.Tag.core not in each.tags} == set()
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 DROPS: dict[str, nn.Module] = {

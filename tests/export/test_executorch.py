@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.errors import ArgumentError, ExportError
-from bitport.export import Method, executorch
+from bitport.export import Method, decomposed, executorch
 from bitport.export.lookup import Lookup
 from bitport.export.relink import relinked
 from bitport.export.xnnpack_weight import XnnpackWeight, refusal
-from bitport.numerics import unpack_bits
+from bitport.numerics import fake_quantize, unpack_bits
 from bitport.tensor import QTensor, quantize_tensor
 
 TAKEN = ("int8-dyn", "int4-int8-g32", "int4-int8-channel")
@@ -198,3 +198,18 @@ def test_the_file_holds_our_codes(scheme: str, tmp_path: Path) -> None:
     step = torch.zeros(1, N)
     step[0, 0] = up * float(parts.scale[0, 0])
     torch.testing.assert_close(run(path, x) - before, step, rtol=2.0**-14, atol=1e-7)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("scheme", ["int3", "int4", "int8-dyn", "nf4"])
+def test_a_decomposed_program(scheme: str, tmp_path: Path) -> None:
+    """In float32: a value has two roundings, a product one, and the sum at most one for each of its K."""
+    exir: Any = pytest.importorskip("executorch.exir")
+    layer, path, x = nn.Linear(K, N).eval(), tmp_path / "layer.pte", torch.randn(3, K)
+    bp.quantize_(layer, scheme, measure=False)
+    path.write_bytes(exir.to_edge(decomposed(layer, (x,))).to_executorch().buffer)
+    act, weight = layer.weight.scheme.act, layer.weight.dequantize(torch.float64)
+    rounded = (fake_quantize(x, act) if act else x).double()
+    expected = rounded @ weight.T + layer.bias.double()
+    budget = 2.0**-24 * (K + 4) * (rounded.abs() @ weight.abs().T + layer.bias.abs().double())
+    assert torch.all((run(path, x).double() - expected).abs() <= budget)

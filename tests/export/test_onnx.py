@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.errors import ArgumentError, ExportError
-from bitport.export import Method, onnx, onnx_qdq
+from bitport.export import Method, decomposed, onnx, onnx_qdq
 from bitport.export.lookup import Lookup
 from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.relink import relinked
@@ -214,3 +214,17 @@ def test_a_recurrent_layer(standard: bool, tmp_path: Path) -> None:
     y, (last, kept) = exact(x.double(), (hidden.double(), cell.double()))
     for made, wanted in zip(run(path, x, hidden, cell), (y, last, kept), strict=True):
         torch.testing.assert_close(made.double(), wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("scheme", ["int3", "int4", "int8-dyn", "nf4"])
+def test_a_decomposed_program(scheme: str, tmp_path: Path) -> None:
+    """Bounds as for a layer."""
+    layer, path, x = nn.Linear(72, N).eval(), tmp_path / "layer.onnx", torch.randn(3, 72)
+    bp.quantize_(layer, scheme, measure=False)
+    torch.onnx.export(decomposed(layer, (x,)), dynamo=True, verbose=False).save(path)
+    act, weight = layer.weight.scheme.act, layer.weight.dequantize(torch.float64)
+    rounded = (fake_quantize(x, act) if act else x).double()
+    expected = rounded @ weight.T + layer.bias.double()
+    budget = 2.0**-24 * (72 + 4) * (rounded.abs() @ weight.abs().T + layer.bias.abs().double())
+    assert torch.all((run(path, x)[0].double() - expected).abs() <= budget)
