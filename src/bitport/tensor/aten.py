@@ -230,12 +230,17 @@ def _sliced(q: QTensor, dim: int, start: int, end: int) -> QTensor:
 
 @implements(aten.select.int)
 def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
+    """A view, but a copy in a program that reads ``index`` from a tensor: torch.export has no names for the offsets of
+    the parts then."""
     dim = checked_dim(q, dim)
     if dim >= q.dim() - 2 or is_conv(q):
         raise ArgumentError(
             f"only a batch (expert) can be selected from a QTensor, not dim {dim} of {list(q.shape)}{INSTEAD}"
         )
     shape = [size for at, size in enumerate(q.shape) if at != dim]
+    if isinstance(index, torch.SymInt) and torch.compiler.is_exporting():
+        at = aten.scalar_tensor(index, dtype=torch.int64, device=q.device)
+        return _take_batch(q, lambda part: aten.index.Tensor(part, [None] * dim + [at]), tuple(shape))
     return _take_batch(q, lambda part: func(part, dim, index), tuple(shape))
 
 
