@@ -22,7 +22,7 @@ from bitport.export.archive import ArchiveReader
 from bitport.export.compile import options
 from bitport.export.constants import SPANS
 from bitport.export.level import best_level
-from bitport.export.load import compare
+from bitport.export.load import _bounds, compare
 from bitport.export.names import Names
 from bitport.export.package import WEIGHTS_ENTRY
 from bitport.export.weights import ALIGNMENT, PAD
@@ -330,7 +330,7 @@ def test_recorded_examples_are_met(program: Program) -> None:
     assert all(part <= 1 for part in program.check().values())
 
 
-def test_wrong_arguments_are_refused(program: Program) -> None:
+def test_wrong_arguments_are_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Including sizes outside the exported range, and tensors of another device."""
     ids, ends = arguments(4)["every"]
     for wrong in (
@@ -346,6 +346,12 @@ def test_wrong_arguments_are_refused(program: Program) -> None:
     ):
         with pytest.raises(ArgumentError):
             program.every(*wrong)
+    with pytest.raises(ArgumentError, match=r"of the sizes \[1 to 64\], not torch\.int64 \[68\]"):
+        program.every(ids.repeat(17), ends)
+    from_seven = [_bounds("rows", {"rows": [7, None]})]
+    monkeypatch.setattr(program.every, "bounds", [from_seven, *program.every.bounds[1:]])
+    with pytest.raises(ArgumentError, match=r"of the sizes \[7 or more\], not torch\.int64 \[4\]"):
+        program.every(ids, ends)
 
 
 def test_no_op_library_and_no_python_are_needed(packed: Path) -> None:

@@ -142,6 +142,10 @@ def _bounds(size: Any, dims: dict[str, Any]) -> tuple[int, int]:
     return least, most
 
 
+def _told(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
+
+
 class Function:
     """A method of a package."""
 
@@ -188,9 +192,10 @@ class Function:
             for size, named, (least, most) in zip(tensor.shape, wanted["shape"], bounds, strict=False):
                 fits = fits and least <= size <= most and size == sizes.setdefault(named, size)
             if not fits or not tensor.is_contiguous() or tensor.device.type != "cpu":
+                allowed = ", ".join(_told(*each) for each in bounds)
                 raise ArgumentError(
-                    f"{wanted['name']} must be contiguous {wanted['dtype']} {wanted['shape']} on the CPU, sizes within "
-                    f"{bounds}, not {tensor.dtype} {[*tensor.shape]} on {tensor.device}"
+                    f"{wanted['name']} must be contiguous {wanted['dtype']} {wanted['shape']} on the CPU, of the sizes "
+                    f"[{allowed}], not {tensor.dtype} {[*tensor.shape]} on {tensor.device}"
                 )
 
 
