@@ -89,12 +89,14 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def refuses(vllm: StandIn, lacks: str) -> None:
+    from bitport.integrations.vllm import FITS
+
     method = vllm.methods["bitport"]
     for use in (lambda: method.from_config({}), method.get_config_filenames):
         with pytest.raises(BackendError) as caught:
             use()
         said = str(caught.value)
-        for part in ("vLLM 0.99.1", lacks, "fits vLLM >=0.32,<0.33", "pip install 'bitport[vllm]'", "bitport convert"):
+        for part in ("vLLM 0.99.1", lacks, f"fits vLLM {FITS}", "pip install 'bitport[vllm]'", "bitport convert"):
             assert part in said
 
 

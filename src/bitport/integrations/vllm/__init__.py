@@ -12,7 +12,7 @@ import functools
 NAME = "bitport"
 """Name of the quantization method and of the load format."""
 
-FITS = ">=0.32,<0.33"
+FITS = ">=0.32,<0.34"
 """The versions of vLLM whose internals this is made for, as in the extra ``vllm``."""
 
 
