@@ -148,10 +148,12 @@ def test_the_way_back_to_floats(tmp_path: Path) -> None:
 
 
 @pytest.mark.peers
-def test_adapters(tmp_path: Path) -> None:
-    """If a model has adapters, its save_pretrained writes these, as for any transformers model."""
-    wanted = importlib.import_module("transformers.integrations.peft").MIN_PEFT_VERSION
-    peft = pytest.importorskip("peft", minversion=wanted)
+def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a model has adapters, its save_pretrained writes these, as for any transformers model.
+
+    transformers 5.24 asks for a PEFT that is not published yet, but works with the newest that is."""
+    peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+    monkeypatch.setattr("transformers.integrations.peft.MIN_PEFT_VERSION", peft.__version__)
     out = quantized(tmp_path)
     model = CAUSAL.from_pretrained(out)
     torch.manual_seed(0)
