@@ -34,6 +34,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "nvfp4 of its own": ("auto_round", {"scheme": "NVFP4"}, "nvfp4-static"),
     "float8 by rows": ("auto_round", {"scheme": "FP8_STATIC"}, "fp8-channel-static"),
     "float8 by blocks": ("auto_round", {"scheme": "FP8_BLOCK"}, "fp8-block"),
+    "mlx": ("mlx", {"bits": 3, "group_size": 32, "sym": True}, "int3-g32-sym"),
+    "mlx, to be read by AutoRound": ("auto_round:mlx", {"bits": 6, "group_size": 64, "sym": True}, "int6-g64-sym"),
     "float8": ("auto_round", {"scheme": "FPW8A16"}, "fp8-wo-tensor"),
 }
 """Name -> (format, settings, the resulting scheme)."""

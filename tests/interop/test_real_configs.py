@@ -375,6 +375,20 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
         of(**{Q: mlx(), "model__layers__0__mlp__gate": mlx(8)}),
         ["int4-g64-fzero", "int8-g64-fzero"],
     ),
+    "AutoRound 0.16, auto_round:mlx": (
+        {
+            "quantization": {
+                **{"bits": 4, "group_size": 64, "lm_head": False},
+                "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8},
+            },
+            "quantization_config": {
+                **{"quant_method": "auto-round", "packing_format": "mlx", "bits": 4, "group_size": 64, "sym": True},
+                "data_type": "int",
+            },
+        },
+        of(**{Q: mlx(), "model__layers__0__mlp__gate": mlx(8)}),
+        ["int4-g64-fzero", "int8-g64-fzero"],
+    ),
     "Qwen3-1.7B, NVFP4 of AutoRound": (
         {
             **{"bits": 4, "act_bits": 4, "data_type": "nv_fp", "act_data_type": "nv_fp4_with_static_gs"},

@@ -22,6 +22,8 @@ QUANTIZED = {".W_q": "hqq"}
 """Suffixes of tensor names that may be the only sign of a library's quantization -> its method."""
 MLX = "quantization"
 """The key of config.json for MLX, which names no method."""
+MLX_OF_AUTOROUND = ("mlx", "auto_round:mlx")
+"""The packing_format of AutoRound for files of MLX, where its own settings leave out those of single layers."""
 
 
 def quantized_by(path: Path, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any] | None:
@@ -30,7 +32,8 @@ def quantized_by(path: Path, config: Mapping[str, Any], names: Collection[str]) 
     parts = (config, *config.values())  # text_config, vision_config ..
     mlx = config.get(MLX)
     found = [part[key] for key in QUANTIZATION for part in parts if _has(part, key)]
-    if isinstance(mlx, dict) and not any(_has(said, "quant_method") for said in found):
+    named = [said for said in found if _has(said, "quant_method")]
+    if isinstance(mlx, dict) and all(said.get("packing_format") in MLX_OF_AUTOROUND for said in named):
         return {"quant_method": "mlx", **mlx}
     if found:
         said = found[0] if isinstance(found[0], dict) else {}

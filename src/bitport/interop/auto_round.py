@@ -3,6 +3,7 @@
     auto_round:auto_gptq     GPTQ, zero points minus 1
     auto_round               GPTQ, zero points unchanged
     auto_round:auto_awq      AWQ
+    mlx                      MLX, whose own settings are read instead (bitport.checkpoint.quantized_by)
 
 Files from before May 2025 instead have a ``backend``, the program and kernel they were made for: auto_round:exllamav2,
 auto_round:gptq:exllamav2, auto_round:awq ..
