@@ -88,6 +88,7 @@ def main(module: str, world: int, meeting: str, folder: str) -> None:
 
 
 def checked(module: str, world: int, meeting: str, rank: int) -> None:
+    torch.set_num_threads(1)  # torch's pool does not outlive the fork; threads that ask first for a new one may race
     store = dist.FileStore(os.path.join(meeting, "store"), world)
     limit = datetime.timedelta(seconds=SECONDS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
