@@ -59,7 +59,7 @@ def test_bits_count() -> None:
 @pytest.mark.parametrize("scheme", ALGORITHMS_OF)
 def test_data_help(scheme: str) -> None:
     """What looks at inputs stays nearer to the model than rounding to nearest does, by five standard errors."""
-    for algorithm in ("gptq", "awq", "awq+gptq"):
+    for algorithm in ("gptq", "awq", "awq+gptq", "signround"):
         gain = estimate(ROWS[scheme, NEAREST]["kl"], ROWS[scheme, algorithm]["kl"])
         assert gain.mean > 5 * gain.error, algorithm
 
