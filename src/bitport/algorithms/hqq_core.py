@@ -13,6 +13,10 @@ The target of the fit is v + d, with the values v = code - z and d = e - o = sig
 only needs four sums over the block. Without a zero point, s alone is fitted, against the decoded codes. An integer zero
 point is rounded, then s is fitted again. Every step is judged by the loss of what would be stored; each block keeps the
 best that it saw, including the start.
+
+The loss alone would let the errors of the largest weights grow many times over, and published models depend on these
+weights (docs/accuracy-real.md). So only steps are kept that do not raise the sum of the fourth powers of the errors, in
+which the largest ones weigh most.
 """
 
 from __future__ import annotations
