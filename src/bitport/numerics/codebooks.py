@@ -77,8 +77,9 @@ LONG = 16
 
 
 def zero_code(table: tuple[float, ...]) -> int:
-    """Index of the entry nearest to zero."""
-    return min(range(len(table)), key=lambda index: abs(table[index]))
+    """Index of the entry nearest to zero. Without ``key=``, which torch.compile does not always trace."""
+    sizes = [abs(value) for value in table]
+    return sizes.index(min(sizes))
 
 
 def _float32(table: tuple[float, ...], device: torch.device) -> Tensor:
