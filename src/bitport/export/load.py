@@ -143,7 +143,9 @@ def _bounds(size: Any, dims: dict[str, Any]) -> tuple[int, int]:
 
 
 def _told(least: int, most: int) -> str:
-    return f"{least}" if least == most else f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
+    if least == most:
+        return str(least)
+    return f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
 
 
 class Function:

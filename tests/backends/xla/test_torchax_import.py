@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch._decomp
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverloadPacket, _OpNamespace
 
 from bitport.backends.xla.torchax_import import import_torchax, removed_overloads
 
@@ -20,13 +20,17 @@ def test_torchax_still_needs_help() -> None:
     assert any(missing in done.stderr for missing in ("has no overload name 'dim_Dimname'", "no attribute 'cholesky'"))
 
 
+def lookups() -> tuple[object, ...]:
+    return OpOverloadPacket.__getattr__, _OpNamespace.__getattr__, torch._decomp.get_decompositions
+
+
 def test_torch_is_as_it_was_afterwards() -> None:
-    before = OpOverloadPacket.__getattr__, torch._decomp.get_decompositions
+    before = lookups()
     with removed_overloads():
-        assert OpOverloadPacket.__getattr__ is not before[0]
+        assert not any(now is then for now, then in zip(lookups(), before, strict=True))
         assert not hasattr(torch.ops.aten.prod, "no_such_overload")
         _ = torch.ops.aten.prod.dim_Dimname, torch.ops.aten.cholesky.default
-    assert before == (OpOverloadPacket.__getattr__, torch._decomp.get_decompositions)
+    assert before == lookups()
     assert not hasattr(torch.ops.aten.prod, "dim_Dimname")
 
 
