@@ -2,6 +2,7 @@
 #pragma once
 #include <cstring>
 #include "bitport_kernels.h"
+#include "machine.h"
 
 namespace bitport {
 
@@ -29,6 +30,10 @@ static inline float float_of_bits(uint32_t bits) { float f; std::memcpy(&f, &bit
 static inline uint32_t bits_of_float(float f) { uint32_t bits; std::memcpy(&bits, &f, 4); return bits; }
 
 static inline float float_of_bf16(uint16_t h) { return float_of_bits(uint32_t(h) << 16); }
+struct BFloat16 {   // for loops over elements of any type
+  uint16_t bits;
+  BITPORT_INLINE operator float() const { return float_of_bf16(bits); }
+};
 
 static inline uint16_t bf16_of_float(float f) {
   const uint32_t bits = bits_of_float(f), nearest = bits + 0x7fff + (bits >> 16 & 1);

@@ -229,11 +229,6 @@ BITPORT_INLINE void pack_dense(const uint8_t* codes, int64_t count, int32_t bits
   }
 }
 
-struct BFloat16 {
-  uint16_t bits;
-  BITPORT_INLINE operator float() const { return float_of_bf16(bits); }
-};
-
 template <bool Fma, class Code>
 BITPORT_INLINE void encode_any(const BitportFormat& f, const void* x, int32_t type, int64_t from, int64_t to,
                                const Step* steps, uint8_t* codes) {

@@ -63,6 +63,17 @@ def test_the_error_by_the_kernel_of_the_cpu(
     assert all((answer is None) == (dtype == torch.float64) for answer in answers)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [1e-30, 1e-18, 1e15, 1e30])
+def test_the_error_where_squares_leave_the_range_of_float32(size: float, dtype: torch.dtype) -> None:
+    value = (torch.randn(40, 2056) * size).to(dtype)
+    value[:, :600] = 0  # a piece without error
+    q = quantize_tensor(value, "int8")
+    exact, rounded = value.double(), q.dequantize(torch.float32).double()
+    expected = 10 * torch.log10(exact.square().sum() / (exact - rounded).square().sum())
+    assert error_of(value, q) == pytest.approx(float(expected), abs=1e-5)
+
+
 def _compare(scheme: str, shape: str, dtype: torch.dtype) -> None:
     size, options = SHAPES[shape]
     value = torch.randn(size, dtype=dtype)
