@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import bitport.checkpoint.quantize as quantize
 from bitport.checkpoint import quantize_files
 from bitport.checkpoint.output import FOLDER, JOURNAL, STAGED, hashed
+from bitport.checkpoint.quantize import QuantizeRun
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, CheckpointError
 from tests.scripts import printed
@@ -60,18 +61,43 @@ for option in ("resume", "overwrite"):
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no such locks on Windows")
-def test_a_run_is_neither_resumed_nor_discarded_while_its_process_lives(begun: Path) -> None:
+LOCKS = pytest.mark.skipif(os.name == "nt", reason="there are no such locks on Windows")
+
+
+@LOCKS
+def test_a_run_is_neither_resumed_nor_discarded_while_it_lives(begun: Path) -> None:
     """Both would remove the shard that it is writing."""
+    run = QuantizeRun(begun / "hf", begun / "out", "int4-g32", resume=True)
     left = hashes(begun / "out" / FOLDER)
     lines = printed(OTHER, begun).splitlines()
-    assert len(lines) == 2
-    assert all(f"{FOLDER} is being written by another process: wait" in line for line in lines)
+    for option in ("resume", "overwrite"):  # in this process, as another thread would
+        with pytest.raises(ArgumentError) as error:
+            quantize_files(begun / "hf", begun / "out", "int4-g32", **{option: True})
+        lines.append(str(error.value))
+    assert len(lines) == 4
+    assert all(f"{FOLDER} is being written by another run, of this process or another: wait" in line for line in lines)
     assert hashes(begun / "out" / FOLDER) == left
-    quantize_files(begun / "hf", begun / "out", "int4-g32", resume=True)
+    run.run()
     lines = printed(OTHER, begun).splitlines()
     assert "nothing is left to resume" in lines[0]
     assert lines[1] == "written"
+
+
+@LOCKS
+def test_another_process_resumes_a_run_that_failed_here(begun: Path) -> None:
+    assert printed(OTHER, begun).splitlines() == ["written"] * 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux tells the open files of a process")
+def test_a_run_that_fails_leaves_no_file_open(begun: Path) -> None:
+    def opened() -> list[str]:
+        links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return [place for link in links if os.path.exists(link) and str(begun) in (place := os.readlink(link))]
+
+    assert not opened()
+    with pytest.raises(ArgumentError, match="begun with another recipe"):
+        quantize_files(begun / "hf", begun / "out", "int8", resume=True)
+    assert not opened()
 
 
 class Stopped(Exception):

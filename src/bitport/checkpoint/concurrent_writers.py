@@ -1,5 +1,5 @@
 """Coordinate several writers of one directory, as when every process of a training run saves: each publishes its
-checkpoint in turn, and the last one remains, intact. A checkpoint that is written in steps is one process's alone.
+checkpoint in turn, and the last one remains, intact. A checkpoint that is written in steps is one run's alone.
 
 Only files that the replaced manifest named are removed, and none that another writer may still be working on.
 """
@@ -10,7 +10,8 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from bitport.checkpoint.manifest import NAME
@@ -41,38 +42,25 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-HELD: dict[Path, int] = {}
-"""The folders that this process holds, with their descriptors."""
-
-
-def hold(folder: Path) -> None:
-    """Keep other processes out of the folder of an unfinished checkpoint, until :func:`let_go` or the end of this
-    process: two that continue it, or one that discards it, would remove files that are being written. ArgumentError if
-    another process holds it. Where :func:`locked` cannot lock, nobody is kept out."""
+def hold(folder: Path, run: object) -> Callable[[], object]:
+    """Keep other runs, of this process too, out of the folder of an unfinished checkpoint, until the result is called,
+    or ``run`` or the process is gone: two that continue it, or one that discards it, would remove files that are being
+    written. ArgumentError if another run holds it. Where :func:`locked` cannot lock, nobody is kept out."""
     if sys.platform == "win32":
-        return
-    folder = folder.resolve()
-    if folder in HELD:
-        if os.path.samestat(os.fstat(HELD[folder]), folder.stat()):
-            return  # a run that failed in this process is resumed
-        let_go(folder)
+        return lambda: None
     handle = os.open(folder, os.O_RDONLY)
+    let_go = weakref.finalize(run, os.close, handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(handle)
+        let_go()
         raise ArgumentError(
-            f"{folder} is being written by another process: wait until that has ended, or give another directory"
+            f"{folder} is being written by another run, of this process or another: wait until that has ended, or give "
+            f"another directory"
         ) from None
     except OSError:
         pass
-    HELD[folder] = handle
-
-
-def let_go(folder: Path) -> None:
-    handle = HELD.pop(folder.resolve(), None)
-    if handle is not None:
-        os.close(handle)
+    return let_go
 
 
 def manifest_text(directory: Path) -> str:

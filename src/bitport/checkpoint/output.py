@@ -18,7 +18,7 @@ import os
 import shutil
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from bitport.calibrate.processes import Processes
-from bitport.checkpoint.concurrent_writers import clear, hold, let_go, locked, manifest_text
+from bitport.checkpoint.concurrent_writers import clear, hold, locked, manifest_text
 from bitport.checkpoint.dtypes import to_bytes
 from bitport.checkpoint.manifest import FOLDER, NAME, Manifest
 from bitport.checkpoint.parse import parse_manifest, read_manifest
@@ -49,6 +49,9 @@ Fingerprint = dict[str, str]
 
 
 class Output:
+    """``with Output(..) as output:`` lets no other run write there until the block is left, whether the run that it
+    holds has finished or failed and is to be resumed."""
+
     def __init__(
         self,
         directory: Path,
@@ -62,15 +65,30 @@ class Output:
         """``resume``: continue an earlier run, if there is one; ``overwrite``: discard it, and replace an existing
         checkpoint. ``processes``: those that all add the same tensors and finish the same steps; the first writes."""
         self.processes = processes or Processes()
-        writes = self.processes.first
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
         self.staged = self.folder / STAGED
+        self.let_go: Callable[[], object] = lambda: None
         check_free(directory, resume=resume, overwrite=overwrite)
         with _resumable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            if writes:
-                hold(self.folder)
-            if overwrite and unfinished(directory):
+            if self.processes.first:
+                self.let_go = hold(self.folder, self)
+        try:
+            self._begin(shard_size, overwrite=overwrite)
+        except BaseException:
+            self.let_go()
+            raise
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+    def _begin(self, shard_size: int, *, overwrite: bool) -> None:
+        writes, fingerprint = self.processes.first, self.fingerprint
+        with _resumable(self.folder):
+            if overwrite and unfinished(self.directory):
                 _empty(self.folder)
         state = _read(self.folder / JOURNAL, fingerprint)
         self.fresh = state is None
@@ -139,7 +157,6 @@ class Output:
             clear(self.directory, read_manifest(self.directory).shards, replaced)
             _remove(self.folder, {JOURNAL})  # by which a run that is killed here is resumed
             shutil.rmtree(self.folder)
-        let_go(self.folder)
 
     def _note(self) -> None:
         layers = [dataclasses.asdict(layer) for layer in self.layers.values()]
@@ -242,11 +259,10 @@ def check_free(directory: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Remove the unfinished output of this process."""
+    """Remove the unfinished output of the run that holds it."""
     if unfinished(directory):
         _empty(directory / FOLDER)
         (directory / FOLDER).rmdir()
-        let_go(directory / FOLDER)
 
 
 def _empty(folder: Path) -> None:

@@ -144,13 +144,14 @@ class QuantizeRun:
         self.output = Output(directory, same, shard_size, resume=resume, overwrite=overwrite)
 
     def run(self, progress: bool | None = None) -> Report:
-        try:
-            self._convert(progress)
-        except ArgumentError:  # resuming would fail again
-            discard(self.output.directory)
-            raise
-        report = self._report()
-        self.output.publish(self.files.tied, self.files.stored, self.files.others(self.dtype))
+        with self.output:
+            try:
+                self._convert(progress)
+            except ArgumentError:  # resuming would fail again
+                discard(self.output.directory)
+                raise
+            report = self._report()
+            self.output.publish(self.files.tied, self.files.stored, self.files.others(self.dtype))
         return report
 
     def _convert(self, progress: bool | None) -> None:

@@ -121,9 +121,10 @@ class Stream:
             self.place = Streamed(model, self.files, self.output, dtype, self.device)
             if not self.output.closed:  # otherwise only moving the files is left
                 self.processes.each(lambda: self._plan(batches, memory_limit, on_disk=activations == "disk"))
-        except BitportError:
-            if self.processes.first and self.output.fresh:
+        except BaseException as error:
+            if isinstance(error, BitportError) and self.processes.first and self.output.fresh:
                 discard(self.directory)
+            self.output.let_go()
             raise
 
     def _open(self, same: dict[str, str], shard_size: int, *, resume: bool, overwrite: bool) -> None:
@@ -153,14 +154,15 @@ class Stream:
 
     def run(self) -> Report:
         """Quantize what is left, and publish the result as the checkpoint of the directory."""
-        try:
-            if self.walk:
-                self._convert(self.walk)
-        except ArgumentError:  # resuming would fail again
-            if self.processes.first:
-                discard(self.directory)
-            raise
-        return self.processes.shared(0, self._end)
+        with self.output:
+            try:
+                if self.walk:
+                    self._convert(self.walk)
+            except ArgumentError:  # resuming would fail again
+                if self.processes.first:
+                    discard(self.directory)
+                raise
+            return self.processes.shared(0, self._end)
 
     def _convert(self, walk: Walk) -> None:
         self._measure(walk)
