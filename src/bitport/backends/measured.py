@@ -46,7 +46,7 @@ def check_kept() -> None:
     trial = user_cache.folder() / "trial"
     try:
         user_cache.write(trial, b"")
-        trial.unlink()
+        trial.unlink(missing_ok=True)  # another process may try at the same time
     except OSError as error:
         raise ArgumentError(
             f"what is measured cannot be kept ({error}): name a folder that can be written in BITPORT_CACHE"
