@@ -88,7 +88,7 @@ class CpuTiles:
         return Quantized(data, scale, zero, parts.scale2)  # type: ignore[arg-type]
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def refuses_matrix(matrix: Matrix) -> str | None:
     """Why the layout cannot hold such a matrix, whatever the dtypes of its parts, or None."""
     if matrix.dtype not in NUMBER_TYPES:
