@@ -107,6 +107,27 @@ def test_error_in_the_block_leaves_the_old(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("at", range(4))
+def test_an_interrupt_while_the_last_file_is_flushed_leaves_the_old(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes long for a large one. The flushes are those of two shards, the index and the manifest."""
+    bp.save(nn.Linear(4, 4), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    flush, calls = os.fsync, iter(range(10))
+
+    def flushed(handle: int) -> None:
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        flush(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", flushed)
+        with pytest.raises(KeyboardInterrupt):
+            bp.save(nn.Linear(100, 100), tmp_path, overwrite=True, shard_size=1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_names_are_used_once(tmp_path: Path) -> None:
     with Writer(tmp_path) as writer:
         writer.add("a", torch.ones(1))

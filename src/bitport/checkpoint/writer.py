@@ -63,10 +63,11 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.abandon)
+            if kind is None:
+                self.close()
+                failed.pop_all()
 
     def add(self, name: str, tensor: Tensor, *, buffer: str = "") -> None:
         """Write ``tensor`` immediately. ``buffer``: see :class:`Entry`."""
