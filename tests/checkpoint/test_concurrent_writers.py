@@ -20,6 +20,8 @@ from bitport.checkpoint import Writer, concurrent_writers, read_manifest
 from bitport.checkpoint import output as steps
 from bitport.checkpoint import writer as module
 from bitport.checkpoint.manifest import INDEX
+from bitport.checkpoint.shards import Shards
+from bitport.errors import CheckpointError
 from tests.scripts import ended
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="locks are POSIX's")
@@ -88,6 +90,25 @@ def test_the_second_waits(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     named = set(read_manifest(tmp_path).shards)
     assert shards(tmp_path) == named
     assert set(json.loads((tmp_path / INDEX).read_text())["weight_map"]) == {"bitport.json", *named}
+
+
+@pytest.mark.parametrize("before", ["__init__", "__exit__"], ids=["any shard is opened", "the first is closed"])
+def test_a_load_that_a_save_overtakes_says_so(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(1.0, tmp_path)
+    call, overtaken = getattr(Shards, before), False
+
+    def overtaking(*args: Any, **kwargs: Any) -> None:
+        nonlocal overtaken
+        if not overtaken:
+            overtaken = True
+            save(2.0, tmp_path)
+        call(*args, **kwargs)
+
+    monkeypatch.setattr(Shards, before, overtaking)
+    with pytest.raises(CheckpointError, match=r"another checkpoint was saved to .* was read: load it again"):
+        loaded(tmp_path)
+    assert overtaken
+    assert loaded(tmp_path) == 2.0
 
 
 def test_quantized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from bitport.checkpoint.concurrent_writers import manifest_text
 from bitport.checkpoint.dtypes import TAGS, from_bytes, stored_shape
 from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
@@ -79,7 +80,15 @@ class Shards:
     def _open(self, name: str) -> SafetensorsReader:
         if self.reader is None or name != self.name:
             self.__exit__()
-            self.reader, self.name = SafetensorsReader(inside(self.directory, name), mapped=self.mmap), name
+            try:
+                self.reader, self.name = SafetensorsReader(inside(self.directory, name), mapped=self.mmap), name
+            except CheckpointError as error:
+                now = manifest_text(self.directory)
+                if not now or f'"{name}"' in now:
+                    raise
+                raise CheckpointError(
+                    f"another checkpoint was saved to {self.directory} while this one was read: load it again"
+                ) from error
             self._check(self.reader, self.sizes[name], self.entries[name])
         return self.reader
 
