@@ -19,8 +19,9 @@ HEAD = """# The command line
 `make reference` generates this page; `bitport VERB --help` says the same.
 
 Results go to standard output, progress and errors to standard error. The exit code is 0 for success, 1 for an error of
-bitport or the system, 2 for options that are wrong, missing or do not go together, 130 when interrupted. Every verb
-takes `--json`, which prints the result as JSON, and `--debug`, which shows where an error comes from.
+bitport or the system, 2 for options that are wrong, missing or do not go together, 130 when interrupted (Ctrl-C,
+SIGTERM). Every verb takes `--json`, which prints the result as JSON, and `--debug`, which shows where an error comes
+from.
 """
 
 

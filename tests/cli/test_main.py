@@ -127,6 +127,37 @@ def test_interrupt_is_130(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run("inspect", tmp_path).code == 130
 
 
+TERMINATED = """
+import os, signal, sys, time
+from bitport.cli import inspect, main
+
+def examine(path):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        print("cleaned up")
+
+inspect.examine = examine
+code = main.main(["inspect", sys.argv[1]])
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+signal.signal(signal.SIGTERM, lambda *_: print("its own way"))
+inspect.examine = lambda path: os.kill(os.getpid(), signal.SIGTERM) or sys.exit(7)
+try:
+    main.main(["inspect", sys.argv[1]])
+except SystemExit as ended:
+    assert ended.code == 7
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows ends a process without asking it")
+def test_a_scheduler_ends_it_like_an_interrupt(tmp_path: Path) -> None:
+    done = ended(TERMINATED, tmp_path)
+    assert (done.returncode, done.stderr) == (130, "bitport: interrupted\n")
+    assert done.stdout.split("\n") == ["cleaned up", "its own way", ""]
+
+
 def test_a_full_disk_is_one_message(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,18 +1,21 @@
 """``bitport VERB ...``. Results go to standard output, progress and errors to standard error.
 
 Exit codes: 0 success, 1 an error of bitport or of the system (one message; ``--debug`` shows the traceback), 2 options
-that are wrong, missing or do not go together, 130 interrupted.
+that are wrong, missing or do not go together, 130 interrupted, by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import shlex
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.command = shlex.join(["bitport", *(sys.argv[1:] if argv is None else argv)])
     _print_anything()
     try:
-        with warnings.catch_warnings():
+        with _ended_as_interrupted(), warnings.catch_warnings():
             warnings.showwarning = _show_warning
             code: int = args.run(args)
         sys.stdout.flush()
@@ -54,6 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bitport: interrupted", file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """Interrupt the verb on SIGTERM, by which schedulers end a process; by default it would leave behind whatever it is
+    writing. Where the process handles SIGTERM in its own way it stays so."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _show_warning(
