@@ -215,4 +215,4 @@ def test_asymmetric_per_channel(bits: int, act: bool) -> None:
 def test_the_samples_cover_the_table() -> None:
     names = {sample.name for sample in OPS["quantized_matmul"].samples(torch.device("cpu"), torch.float32)}
     wanted = itertools.product(("channel", "blockwise"), ("sym", "asym"), ("w8a16", "w4a16", "w8a8", "w4a8"))
-    assert names == {"-".join(row) for row in wanted}
+    assert names == {"-".join(row) + kind for row in wanted for kind in ("", "-strided", "-empty")}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bitport.ops import OPS, Op, Sample, call
+from bitport.ops import OPS, Op, Sample, Weight, call
 from bitport.ops.convert import format_json
 from bitport.ops.table import bits
 from bitport.schemes import PRESETS, preset
@@ -161,6 +161,31 @@ def spoilt(when: Callable[..., Any], at: int = 0) -> Callable[..., Any]:
     return kernel
 
 
+def through_half(*ats: int) -> Callable[..., Any]:
+    """A kernel that computes with these arguments in float16."""
+    return lambda run, *args: run(
+        *(arg.half().to(arg.dtype) if at in ats and arg.dtype == torch.bfloat16 else arg for at, arg in enumerate(args))
+    )
+
+
+def rounds_up_halves(run: Callable[..., Any], value: Tensor, fmt: str) -> Any:
+    result = run(value, fmt)
+    return run(value + 1e-6, fmt) if value.eq(value.floor() + 0.5).any() else result
+
+
+def sees_nothing(*args: Any) -> bool:
+    return args[24] is not None and args[24].dtype == torch.bool and not args[24].any(-1).all()
+
+
+def without_the_maximum(run: Callable[..., Any], *args: Any) -> Any:
+    """Softmax by exponentials that may overflow, as those of scores of 89 do."""
+    result = run(*args)
+    keys = Weight(*args[1:11])
+    scores = args[0].float() @ keys.dense(torch.float32).mT.repeat_interleave(args[0].shape[1] // keys.batch[1], 1)
+    scale = args[0].shape[-1] ** -0.5 if args[26] is None else args[26]
+    return result * torch.nan if scores.numel() and (scores * scale).max() > 89 else result
+
+
 FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "a bias of another dtype": (
         "linear",
@@ -215,6 +240,54 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "many tokens": ("attention", spoilt(lambda *args: args[6] > 256)),
     "a mask of each head": ("attention", spoilt(lambda *args: args[24] is not None and args[24].shape[1] > 1)),
     "many rows of int4pack_mm": ("int4pack_mm", spoilt(lambda x, *rest: x.shape[0] > 64)),
+    "rows of int4pack_mm that lie apart": ("int4pack_mm", spoilt(lambda x, *rest: not x.is_contiguous())),
+    "rows of quantized_matmul that lie apart": ("quantized_matmul", spoilt(lambda x, *rest: not x.is_contiguous())),
+    "contiguous inputs that start later": ("linear", spoilt(lambda x, *rest: x.is_contiguous() and x.storage_offset())),
+    "a weight that starts later": ("linear", spoilt(lambda x, data, *rest: data.storage_offset())),
+    "scales that start later": ("dyn_linear", spoilt(lambda x, data, scale, *rest: scale.storage_offset())),
+    "an odd number of inputs": ("linear", spoilt(lambda *args: args[5].startswith("int") and args[7] % 2)),
+    "an odd number of outputs": ("dyn_linear", spoilt(lambda *args: args[5].startswith("int") and args[6] % 2)),
+    "large inputs": ("linear", through_half(0)),
+    "large rounded inputs": ("dyn_linear", through_half(0)),
+    "small scales": ("linear", through_half(2)),
+    "small scales of experts": ("grouped_linear", through_half(3)),
+    "a bias that lies apart": ("linear", spoilt(lambda *args: args[11] is not None and args[11].stride() != (1,))),
+    "scales of another dtype than the inputs": (
+        "linear",
+        spoilt(lambda *args: args[5] == "int4" and args[2].dtype != args[0].dtype),
+    ),
+    "a table that lies apart": ("embedding", spoilt(lambda ids, data, *rest: not data.is_contiguous())),
+    "experts that lie apart": ("grouped_linear", spoilt(lambda x, ends, data, *rest: not data.is_contiguous())),
+    "a first expert without rows": ("grouped_linear", spoilt(lambda x, ends, *rest: int(ends[0]) == 0 < int(ends[-1]))),
+    "experts in another layout": ("repack", spoilt(lambda data, *rest: data.dim() > 2)),
+    "a matrix that lies apart": ("dequantize", spoilt(lambda data, *rest: not data.is_contiguous())),
+    "weights of zeros": ("quantize", spoilt(lambda value, fmt: (value == 0).all(-1).any(), at=1)),
+    "weights halfway between codes": ("quantize", rounds_up_halves),
+    "weights that are not finite": ("quantize", lambda run, value, fmt: run(value.nan_to_num(), fmt)),
+    "weights that are very small": (
+        "quantize",
+        lambda run, value, fmt: run(torch.where(value.abs() < 1e-30, 0, value), fmt),
+    ),
+    "weights whose columns lie together": ("quantize", spoilt(lambda value, fmt: not value.is_contiguous())),
+    "inputs of zeros": ("quantize_input", spoilt(lambda x, *rest: (x == 0).all(-1).any(), at=1)),
+    "inputs that are not finite": ("quantize_input", lambda run, x, *rest: run(x.nan_to_num(), *rest)),
+    "inputs of one dimension": ("quantize_input", spoilt(lambda x, *rest: x.dim() == 1)),
+    "a row that sees no token": ("attention", spoilt(sees_nothing)),
+    "a mask of another dtype": (
+        "attention",
+        spoilt(lambda *args: args[24] is not None and args[24].dtype not in (torch.bool, args[0].dtype)),
+    ),
+    "a mask that lies apart": (
+        "attention",
+        spoilt(lambda *args: args[24] is not None and not args[24].is_contiguous()),
+    ),
+    "causal with a mask of bools": (
+        "attention",
+        lambda run, *args: run(*args[:25], args[25] and (args[24] is None or args[24].dtype != torch.bool), args[26]),
+    ),
+    "which dense tokens come first": ("attention", lambda run, *args: run(*args[:23], 0, *args[24:])),
+    "the usual scale of scores": ("attention", spoilt(lambda *args: args[26] is None)),
+    "large scores": ("attention", without_the_maximum),
 }
 
 

@@ -120,8 +120,13 @@ def asked(device: torch.device, matrix: Matrix, parts: Quantized, act: str = "")
     further = act != "" or parts.data.dim() > 2
     for candidate in reversed(LAYOUTS.values()):
         if device.type in candidate.devices:
-            narrow = further and getattr(candidate, "weight_only", Layout.weight_only)
+            narrow = further and single(candidate)
             yield candidate, NARROW if narrow else candidate.refuses(matrix, parts)
+
+
+def single(layout: Layout) -> bool:
+    """Whether the layout is for single matrices and unrounded inputs alone."""
+    return getattr(layout, "weight_only", Layout.weight_only)
 
 
 NARROW = "its kernels take only single matrices and inputs that are not rounded"

@@ -190,9 +190,9 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         for kind, change in (
             ("row", {"rows": 1}),
             ("rows", {"causal": True, "apart": True}),
-            ("masked", {"mask": "bool", "tokens": 300, "scale": 0.25}),
+            ("masked", {"mask": "bool", "tokens": 300, "scale": 8.0, "causal": True}),
             ("added", {"mask": "float", "causal": True}),
-            ("dense", {"dense": 7, "first": 3, "causal": True, "apart": True}),
+            ("dense", {"dense": 7, "first": 3, "mask": "bool", "causal": True, "apart": True}),
             ("fresh", {"tokens": 0, "dense": 9, "causal": True}),
         ):
             yield sample(f"cache-{name}-{kind}", device, dtype, keys, values, **change)
@@ -217,23 +217,29 @@ def sample(
     apart: bool = False,
 ) -> Sample:
     """Make a sample. ``shape``: sequences, query heads, key heads, width of keys; ``apart``: in q and the dense tokens
-    the heads of a token are adjacent in memory, as a projection returns them. A float mask differs per head."""
+    the heads of a token are adjacent in memory, behind other heads, as a projection returns them. A bool mask hides all
+    tokens from the first row; a float mask is in float32, differs per head, and its heads are adjacent."""
     batch, heads, groups, width = shape
     total = tokens + dense
 
     def draw(*sizes: int) -> Tensor:
         return torch.randn(sizes, generator=samples.generator(name, *sizes)).to(device, dtype)
 
-    def per_head(*sizes: int) -> Tensor:
-        return draw(*sizes).transpose(1, 2).contiguous().transpose(1, 2) if apart else draw(*sizes)
+    def per_head(batch: int, heads: int, rows: int, width: int) -> Tensor:
+        if not apart:
+            return draw(batch, heads, rows, width)
+        return draw(batch, rows, 2 * heads, width)[:, :, heads:].transpose(1, 2)
 
     def quantized(scheme: str, wide: int) -> Weight:
         fmt = preset(scheme).weight
         return Weight.of(quantize(draw(batch, groups, tokens, wide), fmt), fmt, tokens, wide)
 
-    added = None if not mask else draw(batch, heads if mask == "float" else 1, rows, total)
-    if added is not None and mask == "bool":
-        added = added > -0.5
+    added = None
+    if mask == "float":
+        added = draw(batch, rows, total, heads).float().permute(0, 3, 1, 2)
+    elif mask == "bool":
+        added = draw(batch, 1, rows, total) > -0.5
+        added[:, :, 0] = False
     call = AttentionArgs(
         per_head(batch, heads, rows, width),
         quantized(keys, width),
@@ -247,7 +253,7 @@ def sample(
     )
     expected, square = judge(call)
     budget = samples.product_budget(dtype, round(width * square) + total, expected.numel())
-    return Sample(name, call.args(), lambda: expected, budget)
+    return Sample(name, (*call.args()[:-1], scale), lambda: expected, budget)
 
 
 def judge(call: AttentionArgs) -> tuple[Tensor, float]:

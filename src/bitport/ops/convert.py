@@ -15,6 +15,7 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
+from bitport.layouts.base import single
 from bitport.numerics import (
     ACTIVATIONS,
     FLOATS,
@@ -83,8 +84,9 @@ def _samples_dequantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sa
     for experts, large in ((0, False), (2, False), (0, True)):
         for sample in samples.weights(device, dtype, experts=experts, large=large):
             name = f"{sample.name}-{'large' if large else f'e{experts}'}"
+            weight = samples.apart(sample.weight) if experts else sample.weight
             budget = samples.rounding_budget(dtype)
-            yield Sample(name, (*sample.weight, dtype), partial(_same, sample.value), budget)
+            yield Sample(name, (*weight, dtype), partial(_same, sample.value), budget)
 
 
 # -- quantize --------------------------------------------------------------------------------------------------------
@@ -146,6 +148,9 @@ def _samples_quantize(device: torch.device, dtype: torch.dtype) -> Iterator[Samp
         value = samples.values(device, dtype, *sample.weight.batch, sample.weight.n, sample.weight.k)
         args = (value, format_json(sample.scheme.weight))
         yield Sample(sample.name, args, partial(_bits, sample.weight.parts), math.inf)
+        for name, value in samples.edges(device, dtype):
+            parts = quantize(value, sample.scheme.weight)
+            yield Sample(f"{sample.name}-{name}", (value, args[1]), partial(_bits, parts), math.inf)
 
 
 # -- quantize_input --------------------------------------------------------------------------------------------------
@@ -169,6 +174,9 @@ def _samples_quantize_input(device: torch.device, dtype: torch.dtype) -> Iterato
         x = x.reshape(2, 3, 96)
         scale = static_scale(0.75 * x.float().abs().amax(), act) if act in STATIC else None
         yield Sample(f"{act}-batch", (x, act, scale), partial(_bits, quantize_rows(x, act, scale)), math.inf)
+        one, none = samples.rows(device, dtype, 1, 96)[0], samples.rows(device, dtype, 0, 96)
+        for name, x in (*samples.edges(device, dtype), ("vector", one), ("empty", none)):
+            yield Sample(f"{act}-{name}", (x, act, None), partial(_bits, quantize_rows(x, act)), math.inf)
 
 
 # -- repack ----------------------------------------------------------------------------------------------------------
@@ -185,12 +193,12 @@ def _repack(*args: Any) -> list[Tensor]:
 
 
 def _samples_repack(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    for large in (False, True):
-        for sample in samples.weights(device, dtype, large=large):
+    for experts, kind in ((0, ""), (0, "large-"), (2, "e2-")):
+        for sample in samples.weights(device, dtype, experts=experts, large=kind == "large-"):
             matrix, parts = sample.weight.matrix, sample.weight.parts
             for name, target in layouts.LAYOUTS.items():
-                if target.refuses(matrix, parts) is None:
-                    label = f"{sample.name}-{'large-' if large else ''}{name}"
+                if not (experts and single(target)) and target.refuses(matrix, parts) is None:
+                    label = f"{sample.name}-{kind}{name}"
                     expected = partial(_packed, target, matrix, parts)
                     yield Sample(label, (*sample.weight, name), expected, math.inf)
 

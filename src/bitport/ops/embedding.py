@@ -62,15 +62,14 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
             for name, shape in (("large", (67,)),) if large else SHAPES:
                 count = torch.Size(shape).numel()
                 ids = (torch.arange(max(1, count), device=device)[:count] * 7 % sample.weight.n).reshape(shape)
+                weight = sample.weight
                 if name == "matrix":
-                    ids = ids.int().t()
+                    ids, weight = ids.int().t(), samples.apart(weight)
 
                 def expected(ids: Tensor = ids, value: Tensor = sample.value) -> Tensor:
                     return value[ids.cpu().long()]
 
-                yield Sample(
-                    f"{sample.name}-{name}", (ids, *sample.weight, dtype), expected, samples.rounding_budget(dtype)
-                )
+                yield Sample(f"{sample.name}-{name}", (ids, *weight, dtype), expected, samples.rounding_budget(dtype))
 
 
 SHAPES: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -79,7 +78,7 @@ SHAPES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("scalar", ()),
     ("empty", (0,)),
 )
-"""Name and shape of the ids of samples; those of "matrix" are int32 and column-major."""
+"""Name and shape of the ids of samples; those of "matrix" are int32, column-major, of a table whose rows lie apart."""
 
 
 EMBEDDING = Op(

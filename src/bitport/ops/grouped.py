@@ -98,30 +98,43 @@ def _backward(grad: Tensor, x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
 
 
 def _samples(device: torch.device, dtype: torch.dtype, weight_only: bool) -> Iterator[Sample]:
-    for experts, kinds in ((3, (("uneven", (2, 2, 7)), ("rest", (1, 3, 4)), ("empty", (0, 0, 0)))), (2, LARGE)):
+    for experts, kinds in ((3, FEW), (2, LARGE)):
         for sample in samples.weights(device, dtype, weight_only=weight_only, experts=experts, large=kinds is LARGE):
             if not sample.scheme.static:
-                for name, ends in kinds:
-                    yield _sample(sample, name, ends, device, dtype)
+                for kind in kinds:
+                    yield _sample(sample, *kind, device, dtype)
 
 
-LARGE = (("large", (20, samples.LARGE_ROWS)),)
+Kind = tuple[str, int, tuple[int, ...]]
+"""Name, rows and ends of a sample."""
+FEW: tuple[Kind, ...] = (
+    ("uneven", 7, (2, 2, 7)),
+    ("rest", 7, (0, 3, 4)),
+    ("empty", 7, (0, 0, 0)),
+    ("no-rows", 0, (0, 0, 0)),
+)
+LARGE: tuple[Kind, ...] = (("large", samples.LARGE_ROWS, (20, samples.LARGE_ROWS)),)
 
 
 def _sample(
-    of: samples.WeightSample, kind: str, bounds: tuple[int, ...], device: torch.device, dtype: torch.dtype
+    of: samples.WeightSample,
+    kind: str,
+    count: int,
+    bounds: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Sample:
-    act, count = of.scheme.act, samples.LARGE_ROWS if kind == "large" else 7
-    x = samples.rows(device, dtype, count, of.weight.k)
+    act, weight = of.scheme.act, of.weight
+    x = samples.rows_for(device, dtype, count, weight)
     if kind == "rest":
-        x = x.t().contiguous().t()
+        x, weight = x.t().contiguous().t(), samples.apart(weight)
     ends = torch.tensor(bounds, dtype=torch.int32, device=device)
     rounded = fake_quantize(x, act) if act else x
 
     def expected() -> Tensor:
         return masked(rounded.cpu().double(), ends.cpu(), of.value)
 
-    args = (x, ends, *of.weight, *([act] if act else []))
+    args = (x, ends, *weight, *([act] if act else []))
     budget = samples.product_budget(dtype, of.weight.k, samples.independent(bounds[-1], of.weight.n))
     return Sample(f"{of.name}-{kind}", args, expected, budget)
 

@@ -69,8 +69,10 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
             codes = torch.randint(0, 16, (n, k), generator=at).to(device, torch.uint8)
             pairs = torch.randn(k // group, n, 2, generator=at).to(device, dtype)
             mat2 = pack_tiles(codes, inner)
-            for name, m in (("row", 1), ("rows", samples.LARGE_ROWS), ("empty", 0)):
+            for name, m in (("row", 1), ("rows", samples.LARGE_ROWS), ("empty", 0), ("strided", 5)):
                 x = samples.rows(device, dtype, m, k)
+                if name == "strided":
+                    x = x.t().contiguous().t()
 
                 def expected(x: Tensor = x, w: Tensor = mat2, g: int = group, p: Tensor = pairs) -> Tensor:
                     return x.cpu().double() @ _dense(w.cpu(), g, p.cpu(), torch.float64).T

@@ -89,7 +89,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         for name, x in (*samples.inputs(device, dtype, sample.weight.k), _nan(device, dtype, sample.weight.k)):
             yield _weight_only(sample, name, x)
     for sample in samples.weights(device, dtype, weight_only=True, large=True):
-        for name, x in _large(device, dtype, sample.weight.k):
+        for name, x in _large(device, dtype, sample.weight):
             yield _weight_only(sample, name, x)
 
 
@@ -107,10 +107,10 @@ def _nan(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]
     return "expanded-nan", samples.with_nan(device, dtype, k)
 
 
-def _large(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
+def _large(device: torch.device, dtype: torch.dtype, weight: Weight) -> Iterator[tuple[str, Tensor]]:
     """Inputs for a large weight; also one row, for which many devices have special kernels."""
-    yield "large", samples.rows(device, dtype, samples.LARGE_ROWS, k)
-    yield "large-row", samples.rows(device, dtype, 1, k)
+    yield "large", samples.rows_for(device, dtype, samples.LARGE_ROWS, weight)
+    yield "large-row", samples.rows_for(device, dtype, 1, weight)
 
 
 def _product(name: str, args: tuple[Any, ...], rows: Tensor, value: Tensor, bias: Tensor | None) -> Sample:
@@ -178,7 +178,7 @@ def _samples_dyn(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         for name, x in inputs:
             yield _rounded(sample, name, x)
     for sample in samples.weights(device, dtype, weight_only=False, large=True):
-        for name, x in _large(device, dtype, sample.weight.k):
+        for name, x in _large(device, dtype, sample.weight):
             yield _rounded(sample, name, x)
 
 

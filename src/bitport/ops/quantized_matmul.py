@@ -98,7 +98,8 @@ def _backward(grad: Tensor, x: Tensor, w: Tensor, scaler: Tensor, zero_point: Te
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    """Every row of the page's table: per channel and blockwise, sym and asym, W8 and W4, A16 and A8."""
+    """Every row of the page's table: per channel and blockwise, sym and asym, W8 and W4, A16 and A8, each on rows that
+    are contiguous, strided, and none."""
     n, k, block = 24, 64, 16
     for blockwise, asym, int4, dynamic in itertools.product((False, True), repeat=4):
         at = samples.generator(blockwise, asym, int4, dynamic)
@@ -108,13 +109,6 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         scaler = (torch.rand(grid, generator=at) + 0.5).to(device, dtype)
         zero = (torch.randint(-4, 4, grid, generator=at).to(device) * scaler).to(dtype) if asym else None
         codes = codes.to(device)
-        x = samples.rows(device, dtype, 3, k)
-
-        def expected(
-            x: Tensor = x, w: Tensor = codes, s: Tensor = scaler, z: Tensor | None = zero, d: bool = dynamic
-        ) -> Tensor:
-            rows = fake_quantize(x, "int8") if d else x
-            return rows.cpu().double() @ _dense(w.cpu(), s.cpu(), None if z is None else z.cpu(), torch.float64)
 
         name = "-".join(
             (
@@ -123,8 +117,23 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
                 f"w{4 if int4 else 8}a{8 if dynamic else 16}",
             )
         )
-        args = (x, codes, scaler, zero, block if blockwise else -1, int4, dynamic)
-        yield Sample(name, args, expected, samples.product_budget(dtype, k, 3 * n))
+        rest = (codes, scaler, zero, block if blockwise else -1, int4, dynamic)
+        for kind, x in _inputs(device, dtype, k):
+
+            def expected(
+                x: Tensor = x, w: Tensor = codes, s: Tensor = scaler, z: Tensor | None = zero, d: bool = dynamic
+            ) -> Tensor:
+                rows = fake_quantize(x, "int8") if d else x
+                return rows.cpu().double() @ _dense(w.cpu(), s.cpu(), None if z is None else z.cpu(), torch.float64)
+
+            budget = samples.product_budget(dtype, k, x.numel() // k * n)
+            yield Sample(name + kind, (x, *rest), expected, budget)
+
+
+def _inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
+    yield "", samples.rows(device, dtype, 3, k)
+    yield "-strided", samples.rows(device, dtype, 6, 2 * k).reshape(2, 3, 2 * k)[..., 1::2]
+    yield "-empty", samples.rows(device, dtype, 0, k)
 
 
 declare(

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from bitport.numerics import quantize, static_scale
-from bitport.numerics.packing import as_bytes
 from bitport.ops.reference import value_of
 from bitport.ops.weight import Weight
 from bitport.schemes import PRESETS, Scheme, preset
@@ -61,6 +60,17 @@ LARGE_ROWS = 67
 
 WHOLE = (128, 256)
 """For kernels and layouts that take only whole tiles, which none of the other sizes are."""
+
+ODD = (37, 77)
+"""Odd in both dimensions. The weights are as small as SMALL, which float16 would flush to zero, and inputs of them so
+much larger; this finds kernels that compute with the scales or inputs of bfloat16 in float16."""
+
+SMALL = 2.0**-30
+
+
+def sized(x: Tensor, factor: float) -> Tensor:
+    """x times a power of two, but not in float16, which has no room for it."""
+    return x if x.dtype == torch.float16 else x * factor
 
 
 class WeightSample(NamedTuple):
@@ -107,12 +117,22 @@ def rows(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Tensor:
     return torch.randn(m, k, generator=generator(m, k)).to(device, dtype)
 
 
+def rows_for(device: torch.device, dtype: torch.dtype, m: int, weight: Weight) -> Tensor:
+    """Rows for a weight of :func:`weights`: the products are of an ordinary size."""
+    x = rows(device, dtype, m, weight.k)
+    return sized(x, 1 / SMALL) if (weight.n, weight.k) == ODD else x
+
+
 def bias(device: torch.device, dtype: torch.dtype, n: int, kind: str = "") -> Tensor | None:
-    """The bias for inputs of this kind: None for "row", of another dtype than the input for "rows"."""
+    """The bias for inputs of this kind: None for those with small or large results, of another dtype than the input for
+    "rows", behind others and not contiguous for "strided"."""
     value = torch.randn(n, generator=generator(n))
     if kind == "rows":  # values that every dtype represents
         return value.bfloat16().to(device, torch.bfloat16 if dtype == torch.float32 else torch.float32)
-    return None if kind == "row" else value.to(device, dtype)
+    if kind in ("row", "every-other"):
+        return None
+    value = value.to(device, dtype)
+    return torch.stack([value + 1, value], -1)[:, 1] if kind == "strided" else value
 
 
 def act_scale(x: Tensor, scheme: Scheme) -> Tensor | None:
@@ -132,7 +152,7 @@ def weights(
     large: bool = False,
 ) -> Iterator[WeightSample]:
     """One quantized weight per scheme, or per weight format if inputs do not matter (``weight_only`` None); if
-    ``large``, two, of the sizes LARGE and WHOLE."""
+    ``large``, three, of the sizes LARGE, WHOLE and ODD."""
     formats = set()
     for name in (*PRESETS, *VARIANTS):
         scheme = preset(name)
@@ -141,38 +161,45 @@ def weights(
         formats.add(scheme.weight)
         small = next((shape for start, shape in SHAPES.items() if name.startswith(start)), (24, 72))
         batch = (experts,) if experts else ()
-        for n, k in (LARGE, WHOLE) if large else (small,):
-            parts = quantize(values(device, dtype, *batch, n, k), scheme.weight)
+        for n, k in (LARGE, WHOLE, ODD) if large else (small,):
+            value = values(device, dtype, *batch, n, k)
+            parts = quantize(sized(value, SMALL) if (n, k) == ODD else value, scheme.weight)
             weight = Weight.of(parts, scheme.weight, n, k)
-            size = "-whole" if (n, k) == WHOLE else ""
+            size = {WHOLE: "-whole", ODD: "-odd"}.get((n, k), "")
             yield WeightSample(name + size, scheme, weight, value_of(parts, *weight.matrix))
 
 
 def apart(weight: Weight) -> Weight:
-    """The same weight with non-contiguous rows, like columns sliced from a plain weight; float zeros in float32,
-    whatever the dtype of the scale."""
-    zero = None if weight.zero is None else _wider(weight.zero)
+    """The same weight with non-contiguous rows that start behind other numbers, like columns sliced from a plain
+    weight. Its zeros are in float32 if they are floats, otherwise its scales are if they have 16 bits."""
+    zero, scale = weight.zero, weight.scale
     if zero is not None and zero.is_floating_point():
         zero = zero.float()
-    return weight._replace(data=_wider(weight.data), scale=_wider(weight.scale), zero=zero)
+    elif scale.dtype.itemsize == 2:
+        scale = scale.float()
+    return weight._replace(
+        data=_behind(weight.data), scale=_behind(scale), zero=None if zero is None else _behind(zero)
+    )
 
 
-def _wider(part: Tensor) -> Tensor:
-    raw = as_bytes(part)
-    return torch.cat([raw, raw], -1)[..., : raw.shape[-1]].view(part.dtype)
+def _behind(part: Tensor) -> Tensor:
+    """``part`` as the right half of a matrix."""
+    raw = part.contiguous().view(torch.uint8)
+    return torch.cat([raw ^ 1, raw], -1)[..., raw.shape[-1] :].view(part.dtype)
 
 
 def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
-    """Every kind of input: one row, many, four dimensions with a row of zeros like padding, empty, non-contiguous."""
+    """Every kind of input: one row, many, four dimensions with a row of zeros like padding, empty, non-contiguous. The
+    single row is large and starts behind another number; "every-other" is small."""
     yield "vector", rows(device, dtype, 1, k)[0]
-    yield "row", rows(device, dtype, 1, k)
+    yield "row", sized(rows(device, dtype, 1, k + 1)[0, 1:][None], 1 / SMALL)
     yield "rows", rows(device, dtype, 5, k)
     batch = rows(device, dtype, 6, k).reshape(2, 1, 3, k)
     batch[0, 0, 0] = 0
     yield "batch", batch
     yield "empty", rows(device, dtype, 0, k)
     yield "strided", rows(device, dtype, k, 4).t()
-    yield "every-other", rows(device, dtype, 3, 2 * k)[:, 1::2]
+    yield "every-other", sized(rows(device, dtype, 3, 2 * k), SMALL)[:, 1::2]
 
 
 def with_nan(device: torch.device, dtype: torch.dtype, k: int) -> Tensor:
@@ -180,3 +207,22 @@ def with_nan(device: torch.device, dtype: torch.dtype, k: int) -> Tensor:
     x = rows(device, dtype, 3, k)
     x[1, k // 2] = math.nan
     return x[:, None].expand(3, 2, k)
+
+
+def edges(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Matrices of numbers that are easily rounded in the wrong way. "edges", by row: zeros; numbers halfway between two
+    codes of int4, int8 and float4, whose scale is 1; very small ones. "not-finite": a NaN and an infinity, each in a
+    row of its own. The rows lie apart."""
+    k = 96
+    at, x = torch.arange(k), torch.randn(8, k, generator=generator("edges"))
+    x[0], x[5] = 0, x[5] * (2.0**-12 if dtype == torch.float16 else 2.0**-100)
+    x[1], x[2], x[3] = at % 16 - 7.5, at - 47.5, (at % 49 - 24) / 4
+    x[2, 0] = 127
+    bad = torch.randn(5, k, generator=generator("not-finite"))
+    bad[1, 7], bad[3, 70] = math.nan, -math.inf
+    yield "edges", _lying_apart(x.to(device, dtype))
+    yield "not-finite", _lying_apart(bad.to(device, dtype))
+
+
+def _lying_apart(x: Tensor) -> Tensor:
+    return x.t().contiguous().t()

@@ -52,9 +52,15 @@ class Sample:
 
 
 def bits(result: Tensor | list[Tensor]) -> Tensor:
-    """All bytes of a result, its parts concatenated, as float64 on the CPU."""
+    """All bytes of a result, its parts concatenated, as float64 on the CPU. Every NaN of more than 8 bits counts as the
+    same: torch itself rounds one NaN to different bits in vectors and in single numbers."""
     parts = result if isinstance(result, list) else [result]
-    return torch.cat([part.cpu().contiguous().flatten().view(torch.uint8) for part in parts]).double()
+    return torch.cat([_one_nan(part.cpu()).contiguous().flatten().view(torch.uint8) for part in parts]).double()
+
+
+def _one_nan(part: Tensor) -> Tensor:
+    wide = part.is_floating_point() and part.dtype.itemsize > 1
+    return part.masked_fill(part.isnan(), math.nan) if wide else part
 
 
 @dataclasses.dataclass(frozen=True)
