@@ -19,7 +19,7 @@ from bitport.errors import ArgumentError, DeviceError
 from bitport.layouts import Matrix, register_layout
 from bitport.layouts.plain import Plain
 from bitport.numerics import Quantized
-from bitport.ops import OPS, Impl, Sample, register_kernel, unregister_kernel, use_kernel
+from bitport.ops import IMPLS, OPS, Impl, Sample, register_kernel, unregister_kernel, use_kernel
 from bitport.ops.outside import OUTSIDE, Outside
 
 pytestmark = pytest.mark.usefixtures("own_tables")
@@ -167,6 +167,112 @@ def test_a_kernel_that_writes_into_its_arguments_is_a_failure() -> None:
     assert all("wrote into its arguments [1]" in failure for failure in failures)
 
 
+def failures_of(kernel: Any, op: str = "linear", supports: Any = lambda *args: None) -> list[str]:
+    """The failures of a kernel that is chosen on the CPU."""
+    register_kernel(Impl(op, "mine", "cpu", kernel, supports, priority=1 << 20))
+    return [failure for row in run("cpu", [op], [torch.bfloat16]) for failure in row.failures]
+
+
+@pytest.mark.parametrize("op", ["linear", "quantize", "embedding"])
+def test_a_kernel_that_returns_the_same_memory_each_time_is_a_failure(op: str) -> None:
+    """The first result is right until the second call."""
+    memory: dict[tuple[Any, ...], Tensor] = {}
+
+    def kernel(*args: Any) -> Any:
+        made = OPS[op].generic(*args)
+        kept = [
+            memory.setdefault((at, part.dtype, part.shape), torch.empty_like(part)).copy_(part)
+            for at, part in enumerate(made if isinstance(made, list) else [made])
+        ]
+        return kept if isinstance(made, list) else kept[0]
+
+    failures = failures_of(kernel, op)
+    assert failures
+    assert all("written into the result of an earlier one" in each for each in failures)
+
+
+@pytest.mark.parametrize(("part", "op"), [(2, "linear"), (0, "dyn_linear")])
+def test_a_kernel_that_remembers_what_lay_at_an_address_is_a_failure(part: int, op: str) -> None:
+    """Of weights, load_state_dict writes others into the same memory; of inputs, the next call."""
+    seen: dict[tuple[Any, ...], Tensor] = {}
+
+    def kernel(*args: Any) -> Tensor:
+        given = args[part]
+        kept = seen.setdefault((given.data_ptr(), given.shape, given.stride(), given.dtype), given.clone())
+        return OPS[op].generic(*args[:part], kept, *args[part + 1 :])
+
+    failures = failures_of(kernel, op)
+    assert any("it computes with numbers it kept" in each for each in failures)
+
+
+def test_a_result_in_the_memory_of_an_argument_is_a_failure() -> None:
+    def kernel(x: Tensor, *rest: Any) -> list[Tensor]:
+        parts = OPS["quantize_input"].generic(x, *rest)
+        return parts if rest[1] is None else [parts[0], rest[1].reshape(parts[1].shape), *parts[2:]]
+
+    failures = failures_of(kernel, "quantize_input")
+    assert any("the result lies in the memory of the argument act_scale: return a copy" in each for each in failures)
+
+
+def test_supports_that_looks_at_numbers_is_a_failure() -> None:
+    """A program is traced, and explained, without them."""
+
+    def reads(x: Tensor, *rest: Any) -> str | None:
+        return "too large" if x.sum() > 1 << 40 else None
+
+    def guesses(x: Tensor, *rest: Any) -> str | None:
+        return "a traced program" if type(x) is not Tensor else None
+
+    for supports, said in ((reads, "supports looks at numbers"), (guesses, "supports answers otherwise without")):
+        failures = failures_of(OPS["embedding"].generic, "embedding", supports)
+        assert failures
+        assert all(said in each for each in failures), said
+        unregister_kernel(IMPLS["embedding", "cpu"][0])
+
+
+def test_a_kernel_that_changes_the_process_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = [1]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+
+    def kernel(*args: Any) -> Tensor:
+        threads[0] += 1
+        return OPS["embedding"].generic(*args)
+
+    assert all("it has changed the process: " in each for each in failures_of(kernel, "embedding"))
+
+
+def test_a_failure_names_the_kernel_and_the_place() -> None:
+    def kernel(x: Tensor, *rest: Any) -> Tensor:
+        if x.dim() == 1:
+            return OPS["linear"].generic(x, *rest) + (torch.arange(rest[5]) == 3)
+        return rest[2].float()  # a weight has a zero or not
+
+    failures = failures_of(kernel)
+    assert any(re.search(r"^int4-vector, mine: .* wanted; furthest off at \[3\]: ", each) for each in failures)
+    line = kernel.__code__.co_firstlineno + 3
+    where = re.escape(f"[{__file__}:{line}, in kernel]")
+    assert any(re.search(f"^int8-row, mine: AttributeError: .*{where}$", each) for each in failures)
+
+
+def test_rows_of_a_layout_that_are_others_are_a_failure() -> None:
+    """Attention takes rows of projections that were joined by the layout's own method."""
+
+    class Shifted(Preferred):
+        off = 0
+
+        def rows(self, matrix: Matrix, parts: Quantized, start: int, stop: int) -> Quantized | None:
+            start, stop = (max(0, at - self.off) for at in (start, stop))
+            cut = (None if part is None else part[start:stop] for part in parts[:3])
+            return Quantized(*cut, parts.scale2) if matrix.block_n == 1 and parts.data.dim() == 2 else None  # type: ignore[arg-type]
+
+    register_layout(Shifted())
+    assert all(row.passed for row in run("cpu", ["repack"], [torch.bfloat16]))
+    Shifted.off = 1
+    failures = [failure for row in run("cpu", ["repack"], [torch.bfloat16]) for failure in row.failures]
+    assert failures
+    assert all(re.search(r"rows \d+ to \d+ of layout preferred are not those of the plain", each) for each in failures)
+
+
 def test_unknown_ops_are_refused() -> None:
     with pytest.raises(ArgumentError, match="unknown ops"):
         run("cpu", ["convolution_of_everything"])
@@ -210,7 +316,7 @@ def test_weights_are_tried_as_they_lie_on_the_device() -> None:
     register_kernel(Impl("embedding", "own", "cpu", wrong, supports, priority=1 << 20))
     rows = [row for row in run("cpu", ["embedding"]) if row.subject == "int4" and row.dtype == "float32"]
     assert {failure.split(":")[0] for row in rows for failure in row.failures} == {
-        f"int4-{shape}-reversed" for shape in ("vector", "matrix", "scalar", "large", "whole-large")
+        f"int4-{shape}-reversed, own" for shape in ("vector", "matrix", "scalar", "large", "whole-large", "odd-large")
     }
     assert {kernel for row in rows for kernel in row.kernels} == {"own", "generic"}
 
@@ -289,12 +395,16 @@ class Undecided(Preferred):
         (
             OfFloats,
             "repack",
-            r"int2-plain-preferred: scale, torch.float32 \[24, 1\], has other bits than it should have",
+            r"int2-plain-preferred, generic: scale, torch.float32 \[24, 1\], has other bits than it should have",
         ),
         (Unready, "dequantize", "int2-e0, packed for cpu: NotImplementedError: no such shift"),
-        (Unready, "repack", "int2-preferred: NotImplementedError: no such shift"),
+        (Unready, "repack", "int2-preferred, generic: NotImplementedError: no such shift"),
         (Undecided, "dequantize", "int2-e0, packed for cpu: KeyError: 'int2'"),
-        (Undecided, "repack", "behind int2-plain: KeyError: 'int2'; those behind it were not tried"),
+        (
+            Undecided,
+            "repack",
+            r"behind int2-plain: KeyError: 'int2' \[.*test_suite.py:\d+, in refuses\]; those behind it were not tried",
+        ),
     ],
 )
 def test_a_layout_in_the_making(layout: type[Plain], op: str, said: str) -> None:
@@ -347,7 +457,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Outside:
 def test_a_device_of_another_library_computes_in_every_way_it_has(elsewhere: Outside) -> None:
     rows = run("privateuseone", ["embedding"])
     assert {row.kernels for row in rows} == {("plain", "rough")}
-    assert {row.samples for row in rows} == {2 * 5}  # ids as a vector, as a matrix, none, and many for two tables
+    assert {row.samples for row in rows} == {2 * 6}  # ids as a vector, as a matrix, none, and many for three tables
     assert {row.dtype for row in rows if row.failures} == {"float32", "float16"}  # "rough" rounds to bfloat16
     assert all("dB, at least" in line for row in rows for line in row.failures)
 

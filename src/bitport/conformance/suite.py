@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from bitport import layouts
-from bitport.errors import ArgumentError, BitportError
-from bitport.numerics import FLOATS, Quantized
-from bitport.ops import IMPLS, OPS, Op, Sample, Weight, call, decide, select
+from bitport.conformance.judge import RAISED, Outcome, answers_otherwise, judged, rows_differ, told
+from bitport.errors import ArgumentError
+from bitport.numerics import FLOATS
+from bitport.ops import IMPLS, OPS, Op, Sample, Weight, call, decide
 from bitport.ops.device import check_present
 from bitport.ops.outside import Outside, outside
 from bitport.ops.samples import VARIANTS, weights
 from bitport.ops.select import forced, refusal
-from bitport.ops.table import bits
 from bitport.schemes import PRESETS
 
 
@@ -49,16 +47,6 @@ class Row:
     def passed(self) -> bool:
         """Whether nothing failed."""
         return not self.failures
-
-
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    kernel: str
-    sqnr: float = -math.inf
-    margin: float = -math.inf
-    failure: str | None = None
-    refused: str | None = None
-    forced: bool = False
 
 
 def run(
@@ -118,11 +106,11 @@ def never_used(device: torch.device | str | int) -> list[str]:
 def subject(name: str) -> str:
     """Return the scheme that a sample's name begins with; without one, the name less the suffix for its rows."""
     schemes = (scheme for scheme in (*PRESETS, *VARIANTS) if name == scheme or name.startswith(scheme + "-"))
-    return max(schemes, key=len, default=re.sub("-(row|rows|empty)$", "", name))
+    return max(schemes, key=len, default=re.sub("-(row|rows|empty|strided)$", "", name))
 
 
 def _rows(op: Op, device: torch.device, dtype: torch.dtype, place: Outside | None) -> Iterator[Row]:
-    groups: dict[str, list[_Outcome]] = {}
+    groups: dict[str, list[Outcome]] = {}
     for name, outcomes in _tried(op, device, dtype, place):
         groups.setdefault(subject(name), []).extend(outcomes)
     for name, every in groups.items():
@@ -143,7 +131,7 @@ def _rows(op: Op, device: torch.device, dtype: torch.dtype, place: Outside | Non
 
 def _tried(
     op: Op, device: torch.device, dtype: torch.dtype, place: Outside | None
-) -> Iterator[tuple[str, list[_Outcome]]]:
+) -> Iterator[tuple[str, list[Outcome]]]:
     """Yield the name of each sample and its outcomes."""
     made = op.samples(device if place is None else torch.device("cpu"), dtype)
     last = "the first sample"
@@ -151,7 +139,7 @@ def _tried(
         try:
             sample = next(made, None)
         except RAISED as error:  # from a layout under development
-            yield op.name, [_Outcome("?", failure=f"{_told(last, error)}; those behind it were not tried")]
+            yield op.name, [Outcome("?", failure=f"{told(last, error)}; those behind it were not tried")]
             return
         if sample is None:
             return
@@ -160,10 +148,12 @@ def _tried(
         try:
             packed = _as_it_lies(op, sample, device)
         except RAISED as error:
-            yield sample.name, [_Outcome("?", failure=_told(f"{sample.name}, packed for {device}", error))]
+            yield sample.name, [Outcome("?", failure=told(f"{sample.name}, packed for {device}", error))]
             continue
         if packed is not None:
             yield packed.name, [*_try(op, packed)] if place is None else _try_outside(op, packed, place)
+            if op.name == "repack" and (wrong := rows_differ(Weight(*packed.args[:10]))):
+                yield packed.name, [Outcome("?", failure=f"{packed.name}: {wrong}")]
 
 
 def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
@@ -182,99 +172,41 @@ def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
     return dataclasses.replace(sample, name=f"{sample.name}-{layout}", args=args)
 
 
-RAISED = (BitportError, *select.RAISED)
-"""Errors that fail one sample but do not stop the run."""
-
-
-def _try(op: Op, sample: Sample) -> Iterator[_Outcome]:
+def _try(op: Op, sample: Sample) -> Iterator[Outcome]:
     """Run the sample with the kernel that is chosen, then with each other one that accepts the arguments. Stop at a
     failure: the kernel may have written into its arguments."""
     try:
         kernel = decide(op.name, *sample.args).kernel
     except RAISED as error:
-        yield _Outcome("?", failure=_told(sample.name, error))
+        yield Outcome("?", failure=told(sample.name, error))
         return
-    outcome = _judged(op, sample, kernel, op.overload)
+    outcome = judged(op, _by(sample, kernel), kernel, op.overload)
     yield outcome
     others = () if forced(op.name) else IMPLS.get((op.name, sample.args[0].device.type), ())
     for impl in others:
         if outcome.failure:
             return
-        if impl.name == kernel:
-            continue
-        named = dataclasses.replace(sample, name=f"{sample.name}, forced {impl.name}")
         try:
-            if refusal(impl, *sample.args):
-                continue
+            refused = refusal(impl, *sample.args) is not None
+            wrong = answers_otherwise(impl, refused, *sample.args)
         except RAISED as error:
-            outcome = _Outcome(impl.name, failure=_told(named.name, error))
+            wrong = told("", error)
+        named = _by(sample, impl.name if impl.name == kernel else f"forced {impl.name}")
+        if wrong:
+            outcome = Outcome(impl.name, failure=f"{named.name}: {wrong}")
+        elif refused or impl.name == kernel:
+            continue
         else:
-            outcome = _judged(op, named, impl.name, partial(call, op.name, kernel=impl.name))
-        outcome = dataclasses.replace(outcome, forced=True)
+            outcome = judged(op, named, impl.name, partial(call, op.name, kernel=impl.name))
+        outcome = dataclasses.replace(outcome, forced=impl.name != kernel)
         yield outcome
 
 
-def _try_outside(op: Op, sample: Sample, place: Outside) -> list[_Outcome]:
+def _by(sample: Sample, kernel: str) -> Sample:
+    return dataclasses.replace(sample, name=f"{sample.name}, {kernel}")
+
+
+def _try_outside(op: Op, sample: Sample, place: Outside) -> list[Outcome]:
     if reason := place.refuses(op.name, *sample.args):
-        return [_Outcome("?", refused=f"{sample.name}: {reason}")]
-    return [_judged(op, sample, name, partial(run, op.name)) for name, run in place.kernels.items()]
-
-
-def _told(where: str, error: Exception) -> str:
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"{where}: {type(error).__name__}: {line}"
-
-
-def _judged(op: Op, sample: Sample, kernel: str, run: Callable[..., Any]) -> _Outcome:
-    before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in sample.args]
-    try:
-        got = run(*sample.args)
-        promised = op.fake(*sample.args)
-    except RAISED as error:
-        return _Outcome(kernel, failure=_told(sample.name, error))
-    if written := [at for at, arg in enumerate(sample.args) if isinstance(arg, Tensor) and not _same(arg, before[at])]:
-        return _Outcome(kernel, failure=f"{sample.name}: wrote into its arguments {written}")
-    if unlike := _unlike(got, promised):
-        return _Outcome(kernel, failure=f"{sample.name}: {unlike}")
-    level, margin = sample.judged(got)
-    if margin >= 0:
-        return _Outcome(kernel, level, margin)
-    exact = sample.budget == math.inf
-    wrong = _differing(got, sample.expected()) if exact else f"{level:.1f} dB, at least {sample.budget:.1f} wanted"
-    if math.isnan(level):
-        level = margin = -math.inf
-    return _Outcome(kernel, level, margin, f"{sample.name}: {wrong}")
-
-
-def _differing(got: list[Tensor], wanted: Tensor) -> str:
-    """Return which of the parts differs in bits from the expected one."""
-    at, wrong = 0, "scale2"
-    for name, part in zip(Quantized._fields, got, strict=True):
-        found = bits(part)
-        if not torch.equal(found, wanted[at : at + found.numel()]):
-            wrong = f"{name}, {part.dtype} {[*part.shape]},"
-            break
-        at += found.numel()
-    return f"{wrong} has other bits than it should have"
-
-
-def _unlike(got: Any, wanted: Any) -> str | None:
-    """Return how a result differs from the fake kernel's, which traced programs rely on: shape, dtype, device, or not
-    contiguous."""
-    if not isinstance(got, (Tensor, list, tuple)):
-        return f"the result is of type {type(got).__name__}, not a tensor"
-    parts, promises = ([each] if isinstance(each, Tensor) else each for each in (got, wanted))
-    if len(parts) != len(promises):
-        return f"the result has {len(parts)} tensors, not {len(promises)}"
-    for one, other in zip(parts, promises, strict=True):
-        found, promised = (f"{part.dtype} {[*part.shape]} on {part.device}" for part in (one, other))
-        if found != promised:
-            return f"the result is {found}, not {promised}"
-        if not one.is_contiguous():
-            return f"the result {found} is not contiguous: its strides are {one.stride()}"
-    return None
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether the bits are equal; torch cannot compare 8-bit floats."""
-    return torch.equal(bits(one), bits(other))
+        return [Outcome("?", refused=f"{sample.name}: {reason}")]
+    return [judged(op, _by(sample, name), name, partial(run, op.name)) for name, run in place.kernels.items()]
