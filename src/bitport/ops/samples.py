@@ -192,7 +192,7 @@ def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[s
     """Every kind of input: one row, many, four dimensions with a row of zeros like padding, empty, non-contiguous. The
     single row is large and starts behind another number; "every-other" is small."""
     yield "vector", rows(device, dtype, 1, k)[0]
-    yield "row", sized(rows(device, dtype, 1, k + 1)[0, 1:][None], 1 / SMALL)
+    yield "row", sized(rows(device, dtype, 1, k + 1), 1 / SMALL)[:, 1:]
     yield "rows", rows(device, dtype, 5, k)
     batch = rows(device, dtype, 6, k).reshape(2, 1, 3, k)
     batch[0, 0, 0] = 0
