@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,8 +17,9 @@ import bitport
 from bitport.algorithms import ALGORITHMS, GPTQ, HQQ
 from bitport.algorithms.mixed import costs
 from bitport.algorithms.solving import uses_data
+from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
-from bitport.numerics import sqnr
+from bitport.numerics import Format, quantize, sqnr
 
 
 class Layer(nn.Module):
@@ -342,3 +345,38 @@ def test_problems_are_told_before_anything_is_changed(model: Model, options: dic
     with pytest.raises(ArgumentError, match=message):
         bitport.quantize_(other, "int4-g32", **options)  # type: ignore[arg-type]
     assert not any(isinstance(param, bitport.QTensor) for param in other.parameters())
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """An algorithm from outside, which solves by a function."""
+
+    by: Callable[[Tensor, Format], Any]
+    name: ClassVar[str] = "own"
+    needs_inputs: ClassVar[bool] = False
+
+    def refuses(self, fmt: Format, kind: str) -> str | None:
+        return None
+
+    def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None = None) -> Any:
+        return self.by(w, fmt)
+
+
+def test_an_algorithm_from_outside(model: Model) -> None:
+    report = bitport.quantize_(copy.deepcopy(model), "int4-g32", algorithm=Own(quantize))
+    assert {layer.algorithm for layer in report.layers if layer.scheme} == {"own"}
+
+
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        (lambda w, fmt: None, "the algorithm own has returned NoneType, not a bitport.numerics.Quantized"),
+        (lambda w, fmt: tuple(quantize(w, fmt)), "has returned tuple"),
+        (lambda w, fmt: quantize(w.zero_(), fmt), "the algorithm own has written into the weight: clone it"),
+    ],
+    ids=["nothing", "a tuple", "written"],
+)
+def test_an_algorithm_in_the_making(by: Callable[[Tensor, Format], Any], said: str, model: Model) -> None:
+    """One that wrote into the weight was reported with the error of what it had written: none at all."""
+    with pytest.raises(ArgumentError, match=said):
+        bitport.quantize_(copy.deepcopy(model), "int4-g32", algorithm=Own(by))

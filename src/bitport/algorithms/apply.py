@@ -14,6 +14,7 @@ from bitport.algorithms.gptq_core import objective
 from bitport.algorithms.trial import NO_PRODUCTS
 from bitport.calibrate.contexts import no_autocast
 from bitport.calibrate.inputs import Inputs
+from bitport.errors import ArgumentError
 from bitport.nn.quantize import error_of, quantize_target
 from bitport.numerics import Format, Quantized, decibels, quantize
 from bitport.report import LayerReport
@@ -89,7 +90,7 @@ def apply(
         seen = None if inputs is None else inputs.divided(1 / pre_scale.to(inputs.gram))
 
     def by(rows: Tensor, fmt: Format) -> Quantized:
-        return used.solve(rows, fmt, seen) if has_data(rows) else quantize(rows, fmt)
+        return _solved(used, rows, fmt, seen) if has_data(rows) else quantize(rows, fmt)
 
     how = quantize if isinstance(used, RTN) else by
     q = quantize_target(divided, target, scheme, act_scale, how, pre_scale)
@@ -103,6 +104,20 @@ def apply(
         return Outcome(q, used.name, note, *weight)
     signal, *noises = (each.clamp(min=0) for each in output_squares(value, target, inputs, q, nearest))
     return Outcome(q, used.name, note, *weight, *(float(decibels(signal, noise)) for noise in noises))
+
+
+def _solved(algorithm: Algorithm, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
+    """The algorithm's result. ArgumentError if it is of another type, or if the weight has been written into, with
+    which the result would be compared."""
+    before = None if w.is_inference() else w._version
+    q = algorithm.solve(w, fmt, inputs)
+    if not isinstance(q, Quantized):
+        raise ArgumentError(
+            f"solve of the algorithm {algorithm.name} has returned {type(q).__name__}, not a bitport.numerics.Quantized"
+        )
+    if before is not None and w._version != before:
+        raise ArgumentError(f"solve of the algorithm {algorithm.name} has written into the weight: clone it first")
+    return q
 
 
 def _unseen(inputs: Inputs) -> str:
