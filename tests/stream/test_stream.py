@@ -355,6 +355,22 @@ def test_files_of_another_model(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "unfinished").exists()
 
 
+class Rotary(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.arange(WIDTH) / WIDTH, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * self.angles.cos().mean()
+
+
+def test_computed_buffers_without_numbers_are_told(tmp_path: Path) -> None:
+    """No file holds them. It said that the model used weights of a block outside of it."""
+    source = write(tmp_path, Rotary)
+    with pytest.raises(ArgumentError, match=r"buffers that Rotary computes .* on meta: angles\. Only its parameters"):
+        Stream(empty(Rotary), source, tmp_path / "out", "int4-g32", batches=batches())
+
+
 DIFFERENT: dict[str, tuple[Callable[[Model], Any], str]] = {
     "less": (
         lambda model: model.layers.pop(2),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitport.algorithms import Algorithm, expression
+from bitport.algorithms import Algorithm, Transform, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome
 from bitport.algorithms.preparation import Preparation
@@ -53,8 +53,9 @@ class Stream:
     recipe, batches=batches, algorithm="gptq").run()``. Any algorithm will do; fixed scales of inputs are measured
     first.
 
-    ``model``: the one whose weights the files in ``source`` hold, built on the meta device; it has no more than one
-    block in memory at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first.
+    ``model``: the one whose weights the files in ``source`` hold, with parameters on the meta device and real computed
+    buffers, as bitport.integrations.huggingface.empty_model returns it; it has no more than one block in memory at a
+    time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first.
     ``device``: where blocks run and codes are chosen (default: CPU). Each block and each batch is moved there when its
     turn comes; the model's computed buffers stay there. A run may be resumed on another device.
     ``activations``: whether they are kept in (the CPU's) "memory" or on "disk" between blocks. ``memory_limit``: what
@@ -76,7 +77,7 @@ class Stream:
         recipe: RecipeLike,
         *,
         batches: Sequence[Any],
-        algorithm: str | Algorithm = "gptq",
+        algorithm: str | Algorithm | Transform | Sequence[str | Algorithm | Transform] = "gptq",
         dtype: torch.dtype | None = None,
         device: torch.device | str | int | None = None,
         activations: str = "memory",

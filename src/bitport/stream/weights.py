@@ -16,7 +16,7 @@ from bitport.checkpoint.output import Output
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, fill, identity, slots
 from bitport.checkpoint.source import Source, cast_floats
-from bitport.errors import CheckpointError, shortened
+from bitport.errors import ArgumentError, CheckpointError, shortened
 
 
 class Streamed:
@@ -98,13 +98,21 @@ def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
     """The slots of each tensor of ``files``; buffers that the model has computed are filled from the files.
     CheckpointError if the names do not match."""
     found: dict[str, list[Slot]] = {}
-    lost = []
+    lost, blank = [], []
     for group in _by_tensor(slots(model)):
         names = [slot.name for slot in group if slot.name in files.tensors and slot.name not in files.tied]
         if names:
             found[names[0]] = group
         elif group[0].buffer != "derived":
             lost.append(group[0].name)
+        elif group[0].tensor.device.type == "meta":
+            blank.append(group[0].name)
+    if blank:
+        raise ArgumentError(
+            f"buffers that {type(model).__name__} computes when it is built have no numbers, since all of it was built "
+            f"on meta: {shortened(blank, 3)}. Only its parameters should be there, as in the model that "
+            f"bitport.integrations.huggingface.empty_model(directory) returns; or give these buffers their numbers"
+        )
     unknown = [name for name in files.tensors if name not in files.tied and name not in found]
     wrong = [name for name in found if tuple(found[name][0].tensor.shape) != files.tensors[name].shape]
     if lost or unknown or wrong:
