@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from bitport.numerics import NUMBER_TYPES, number_type
+from bitport.numerics import NUMBER_TYPES, NumberType, number_type
 from tests.numerics.judges import JUDGES
 
 
@@ -47,3 +47,11 @@ def test_every_type_is_named_in_the_error() -> None:
         number_type("int9")
     assert all(name in str(error.value) for name in NUMBER_TYPES)
     assert number_type(NUMBER_TYPES["nf4"]) is NUMBER_TYPES["nf4"]
+
+
+@pytest.mark.parametrize("table", [(-1.0, 0.0, 1.0), (-1.0, 1.0, 0.0, 0.0), ()])
+def test_a_table_has_a_value_for_each_code_in_order(table: tuple[float, ...]) -> None:
+    """Too short a one failed while a weight was read; encoding by thresholds took an unsorted one for sorted."""
+    with pytest.raises(ValueError, match="ternary: codebook of 2 bits has a table of 4 values in ascending order"):
+        NumberType("ternary", 2, "codebook", table=table)
+    assert NumberType("ternary", 2, "codebook", table=(-1.0, 0.0, 0.0, 1.0)).max == 1

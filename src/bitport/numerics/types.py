@@ -27,7 +27,7 @@ Specials = Literal["none", "nan", "ieee"]
 @dataclass(frozen=True)
 class NumberType:
     """A number type. `storage` is the dtype of packed data: torch's own for 8-bit floats, else uint8 holding a dense
-    bit stream."""
+    bit stream. `table`: the values of all codes of a codebook, in ascending order; equal ones may follow each other."""
 
     name: str
     bits: int
@@ -38,6 +38,14 @@ class NumberType:
     specials: Specials = "none"
     storage: torch.dtype = torch.uint8
     table: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        codes = self.qmax + 1 if self.kind == "codebook" else 0
+        if len(self.table) != codes or list(self.table) != sorted(self.table):
+            raise ValueError(
+                f"{self.name}: {self.kind} of {self.bits} bits has a table of {codes} values in ascending order, one "
+                f"for each code, not {self.table}; values may repeat"
+            )
 
     @property
     def qmax(self) -> int:
