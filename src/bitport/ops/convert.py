@@ -84,7 +84,7 @@ def _samples_dequantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sa
     for experts, large in ((0, False), (2, False), (0, True)):
         for sample in samples.weights(device, dtype, experts=experts, large=large):
             name = f"{sample.name}-{'large' if large else f'e{experts}'}"
-            weight = samples.apart(sample.weight) if experts else sample.weight
+            weight = samples.apart(samples.wider(sample.weight)) if experts else sample.weight
             budget = samples.rounding_budget(dtype)
             yield Sample(name, (*weight, dtype), partial(_same, sample.value), budget)
 

@@ -62,7 +62,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
             for name, shape in (("large", (67,)),) if large else SHAPES:
                 count = torch.Size(shape).numel()
                 ids = (torch.arange(max(1, count), device=device)[:count] * 7 % sample.weight.n).reshape(shape)
-                weight = sample.weight
+                weight = samples.wider(sample.weight) if name == "vector" else sample.weight
                 if name == "matrix":
                     ids, weight = ids.int().t(), samples.apart(weight)
 
@@ -78,7 +78,8 @@ SHAPES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("scalar", ()),
     ("empty", (0,)),
 )
-"""Name and shape of the ids of samples; those of "matrix" are int32, column-major, of a table whose rows lie apart."""
+"""Name and shape of the ids of samples. Those of "matrix" are int32, column-major, of a table whose rows lie apart; the
+scales of the table for "vector" may be of another dtype than the result."""
 
 
 EMBEDDING = Op(

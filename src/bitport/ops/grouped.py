@@ -124,7 +124,7 @@ def _sample(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Sample:
-    act, weight = of.scheme.act, of.weight
+    act, weight = of.scheme.act, samples.wider(of.weight) if kind == "uneven" else of.weight
     x = samples.rows_for(device, dtype, count, weight)
     if kind == "rest":
         x, weight = x.t().contiguous().t(), samples.apart(weight)

@@ -99,7 +99,9 @@ def _weight_only(sample: samples.WeightSample, kind: str, x: Tensor) -> Sample:
 
 
 def _lying(sample: samples.WeightSample, kind: str) -> Weight:
-    """The weight; non-contiguous for "strided" inputs."""
+    """The weight; non-contiguous for "strided" inputs, with scales of another dtype for "batch"."""
+    if kind == "batch":
+        return samples.wider(sample.weight)
     return samples.apart(sample.weight) if kind == "strided" else sample.weight
 
 

@@ -171,15 +171,17 @@ def weights(
 
 def apart(weight: Weight) -> Weight:
     """The same weight with non-contiguous rows that start behind other numbers, like columns sliced from a plain
-    weight. Its zeros are in float32 if they are floats, otherwise its scales are if they have 16 bits."""
-    zero, scale = weight.zero, weight.scale
-    if zero is not None and zero.is_floating_point():
-        zero = zero.float()
-    elif scale.dtype.itemsize == 2:
-        scale = scale.float()
-    return weight._replace(
-        data=_behind(weight.data), scale=_behind(scale), zero=None if zero is None else _behind(zero)
-    )
+    weight; float zeros in float32, whatever the dtype of the scale."""
+    zero = weight.zero
+    if zero is not None:
+        zero = _behind(zero.float() if zero.is_floating_point() else zero)
+    return weight._replace(data=_behind(weight.data), scale=_behind(weight.scale), zero=zero)
+
+
+def wider(weight: Weight) -> Weight:
+    """The same weight with scales of 16 bits in float32, as those of a weight that was quantized in another dtype than
+    its inputs have."""
+    return weight._replace(scale=weight.scale.float()) if weight.scale.dtype.itemsize == 2 else weight
 
 
 def _behind(part: Tensor) -> Tensor:
