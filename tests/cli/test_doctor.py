@@ -13,7 +13,7 @@ import torch
 from bitport import layouts, plugins
 from bitport.cli import doctor, system
 from bitport.errors import KernelError
-from bitport.ops import IMPLS, OPS
+from bitport.ops import IMPLS, OPS, Impl, register_kernel
 
 from .conftest import Run
 
@@ -143,3 +143,12 @@ def test_two_devices_of_a_kind_have_their_kernels_once(run: Run, monkeypatch: py
     monkeypatch.setattr(system, "devices", lambda: two)
     head = next(line for line in run("doctor").out.splitlines() if line.split()[:1] == ["op"])
     assert head.split() == ["op", "cpu"]
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_kernels_of_a_device_that_is_not_here_are_told(run: Run) -> None:
+    """One that is registered under a wrong name is never called, and was listed nowhere."""
+    for op in ("linear", "embedding"):
+        register_kernel(Impl(op, "mine", "privateuseone", lambda *args: None, lambda *args: None))
+    assert run("doctor", "--json").data["kernels_elsewhere"]["privateuseone"] == 2
+    assert re.search("kernels for devices that are not here: .*privateuseone .2.", run("doctor").out)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.conformance import run
+from bitport.conformance import run, suite
 from bitport.conformance.command import main
 from bitport.conformance.suite import never_chosen, subject
 from bitport.errors import ArgumentError, DeviceError
@@ -65,6 +65,13 @@ def test_kernels_that_are_not_chosen_are_tried_and_told_of(capsys: pytest.Captur
     assert {(row.kernels, row.forced) for row in rows} == {(("first",), ("second",))}
     with use_kernel("first"):
         assert never_chosen("cpu", run("cpu", [op])) == []
+
+
+def test_a_device_without_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a backend may name another device by mistake."""
+    assert never_chosen("cpu", []) == []
+    monkeypatch.setattr(suite, "IMPLS", {("linear", "cup"): [of_everything("mine")]})
+    assert never_chosen("cpu", []) == ["no kernel is registered for cpu; there are kernels for cup"]
 
 
 def test_every_product_of_the_cpu_takes_a_sample() -> None:

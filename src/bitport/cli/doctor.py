@@ -68,6 +68,7 @@ def examine() -> dict[str, Any]:
         "devices": devices,
         "backends": backends,
         "kernels": system.kernels([device["type"] for device in devices]),
+        "kernels_elsewhere": system.elsewhere([device["type"] for device in devices]),
         "layouts": system.layouts(),
         "packages": [{**dataclasses.asdict(row), "version": system.installed_version(row.package)} for row in EXTRAS],
         "environment": system.environment(VARIABLES),
@@ -83,7 +84,7 @@ def _text(data: dict[str, Any]) -> str:
         ("devices", [f"{device['device']}: {device['name']}" for device in data["devices"]]),
         ("CPU features", features or ["not known on this system"]),
         ("backends", _backends(**backends)),
-        ("kernels, the first that takes a call runs it", _kernels(data["kernels"], types)),
+        ("kernels, the first that takes a call runs it", _kernels(data["kernels"], types, data["kernels_elsewhere"])),
         ("layouts", [f"{row['name']}: {_layout_use(**row)}" for row in data["layouts"]]),
         ("optional packages", [_package(row) for row in data["packages"]]),
         ("environment", [f"{row['name']}={row['value']} ({row['meaning']})" for row in data["environment"]]),
@@ -96,13 +97,16 @@ def _backends(loaded: list[str], installed: list[str], notes: dict[str, list[str
     return [", ".join(loaded) or "none", *said, *([problem] if problem else [])]
 
 
-def _kernels(rows: list[dict[str, Any]], types: list[str]) -> list[str]:
+def _kernels(rows: list[dict[str, Any]], types: list[str], elsewhere: dict[str, int]) -> list[str]:
     by_op: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         by_op.setdefault(row["op"], {})[row["device"]] = row["kernels"]
     shown = table(("op", *types), [(op, *(", ".join(found[kind]) for kind in types)) for op, found in by_op.items()])
     slow = [kind for kind in types if all(len(found[kind]) == 1 for found in by_op.values())]
     notes = [f"{kind} has no kernels of its own: every op is computed correctly, but not fast" for kind in slow]
+    if elsewhere:
+        counts = ", ".join(f"{kind} ({count})" for kind, count in elsewhere.items())
+        notes.append(f"and kernels for devices that are not here: {counts}")
     return [*shown.splitlines(), *notes]
 
 

@@ -111,6 +111,15 @@ def kernels(types: list[str]) -> list[dict[str, Any]]:
     ]
 
 
+def elsewhere(types: list[str]) -> dict[str, int]:
+    """The number of kernels for each device type that is not among ``types``."""
+    found: dict[str, int] = {}
+    for (_, kind), impls in IMPLS.items():
+        if impls and kind not in types:
+            found[kind] = found.get(kind, 0) + len(impls)
+    return found
+
+
 def layouts() -> list[dict[str, Any]]:
     return [{"name": layout.name, "devices": list(layout.devices)} for layout in LAYOUTS.values()]
 

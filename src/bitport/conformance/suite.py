@@ -16,7 +16,7 @@ from bitport.errors import ArgumentError
 from bitport.numerics import FLOATS
 from bitport.ops import IMPLS, OPS, Op, Sample, Weight, call, decide
 from bitport.ops.device import check_present
-from bitport.ops.outside import Outside, outside
+from bitport.ops.outside import OUTSIDE, Outside, outside
 from bitport.ops.samples import VARIANTS, weights
 from bitport.ops.select import forced, refusal
 from bitport.schemes import PRESETS
@@ -70,7 +70,8 @@ def run(
 
 
 def never_chosen(device: torch.device | str | int, rows: list[Row]) -> list[str]:
-    """Return one line per kernel registered for ``device`` that ran on no sample, or only by name; not a failure."""
+    """Return one line per kernel registered for ``device`` that ran on no sample, or only by name, and one if there is
+    none at all: a kernel may name another device by mistake. Not a failure."""
     lines = []
     for op in dict.fromkeys(row.op for row in rows if forced(row.op) is None):
         of_op = [row for row in rows if row.op == op]
@@ -79,6 +80,9 @@ def never_chosen(device: torch.device | str | int, rows: list[Row]) -> list[str]
             if impl.name not in chosen:
                 why = "another comes first wherever it could run" if impl.name in named else "it took no sample"
                 lines.append(f"never chosen: {impl.name} of {op}: {why}")
+    kinds = {kind for (_, kind), impls in IMPLS.items() if impls}
+    if (kind := torch.device(device).type) not in kinds | set(OUTSIDE):
+        lines.append(f"no kernel is registered for {kind}; there are kernels for {', '.join(sorted(kinds)) or 'none'}")
     return lines
 
 
