@@ -178,3 +178,19 @@ def test_devices_are_types() -> None:
     with pytest.raises(LayoutError, match="devices are types, as 'cuda', not 'cuda:0'"):
         register_layout(Numbered())
     assert "numbered" not in LAYOUTS
+
+
+@pytest.mark.usefixtures("own_tables")
+@pytest.mark.parametrize("answer", [False, True, ""])
+def test_a_refusal_is_none_or_a_text(answer: object) -> None:
+    """False is no refusal to its author: the layout was never used, without a word."""
+
+    class Unsure(Mine):
+        def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
+            return answer  # type: ignore[return-value]
+
+    register_layout(Unsure())
+    with pytest.raises(LayoutError, match=rf"refuses of layout 'mine' has answered {answer!r}, which counts as"):
+        preferred(torch.device("cpu"), GOOD, parts())
+    with pytest.raises(LayoutError, match=r"it must return None where the layout can hold the weight"):
+        repack(GOOD, parts(), "plain", "mine")

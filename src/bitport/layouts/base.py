@@ -121,7 +121,18 @@ def asked(device: torch.device, matrix: Matrix, parts: Quantized, act: str = "")
     for candidate in reversed(LAYOUTS.values()):
         if device.type in candidate.devices:
             narrow = further and single(candidate)
-            yield candidate, NARROW if narrow else candidate.refuses(matrix, parts)
+            yield candidate, NARROW if narrow else refusal(candidate, matrix, parts)
+
+
+def refusal(layout: Layout, matrix: Matrix, parts: Quantized) -> str | None:
+    """Why ``layout`` cannot hold these parts, or None; LayoutError if its ``refuses`` answers anything else."""
+    reason = layout.refuses(matrix, parts)
+    if reason is None or (isinstance(reason, str) and reason):
+        return reason
+    raise LayoutError(
+        f"refuses of layout {layout.name!r} has answered {reason!r}, which counts as a refusal: it must return None "
+        "where the layout can hold the weight, and otherwise a text that says why not"
+    )
 
 
 def single(layout: Layout) -> bool:
@@ -137,6 +148,6 @@ def repack(matrix: Matrix, parts: Quantized, source: str, target: str) -> Quanti
     if source == target:
         return parts
     plain = layout(source).unpack(matrix, parts)
-    if reason := layout(target).refuses(matrix, plain):
+    if reason := refusal(layout(target), matrix, plain):
         raise LayoutError(f"layout {target!r} cannot hold this {matrix.dtype} {matrix.n}x{matrix.k} matrix: {reason}")
     return layout(target).pack(matrix, plain)

@@ -15,7 +15,7 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
-from bitport.layouts.base import single
+from bitport.layouts.base import refusal, single
 from bitport.numerics import (
     ACTIVATIONS,
     FLOATS,
@@ -197,7 +197,7 @@ def _samples_repack(device: torch.device, dtype: torch.dtype) -> Iterator[Sample
         for sample in samples.weights(device, dtype, experts=experts, large=kind == "large-"):
             matrix, parts = sample.weight.matrix, sample.weight.parts
             for name, target in layouts.LAYOUTS.items():
-                if not (experts and single(target)) and target.refuses(matrix, parts) is None:
+                if not (experts and single(target)) and refusal(target, matrix, parts) is None:
                     label = f"{sample.name}-{kind}{name}"
                     expected = partial(_packed, target, matrix, parts)
                     yield Sample(label, (*sample.weight, name), expected, math.inf)
