@@ -421,6 +421,20 @@ def test_a_layout_in_the_making(layout: type[Plain], op: str, said: str) -> None
     assert any(re.search(said, failure) for row in rows for failure in row.failures)
 
 
+def test_a_layout_that_packs_into_the_same_memory_is_a_failure() -> None:
+    """Two layers of one size had the weight of the second."""
+    memory: dict[tuple[Any, ...], Tensor] = {}
+
+    class Once(Preferred):
+        def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
+            held = memory.setdefault((parts.data.dtype, parts.data.shape), torch.empty_like(parts.data))
+            return parts._replace(data=held.copy_(parts.data))
+
+    register_layout(Once())
+    failures = [failure for row in run("cpu", ["repack"], [torch.bfloat16]) for failure in row.failures]
+    assert any("written into the result of an earlier one" in failure for failure in failures)
+
+
 def test_parts_that_are_missing_are_a_failure() -> None:
     def short(*args: object) -> list[Tensor]:
         return OPS["quantize_input"].generic(*args)[:2]

@@ -126,6 +126,10 @@ def _parts(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else [*result]
 
 
+def _memory(parts: Sequence[Tensor]) -> set[int]:
+    return {part.untyped_storage().data_ptr() for part in parts if part.numel()}
+
+
 def _written(op: Op, args: Sequence[Any], before: Sequence[Any]) -> str | None:
     found = [at for at, arg in enumerate(args) if isinstance(arg, Tensor) and not _same(arg, before[at])]
     return f"wrote into its arguments {found}: {', '.join([*op.arguments][at] for at in found)}" if found else None
@@ -133,9 +137,9 @@ def _written(op: Op, args: Sequence[Any], before: Sequence[Any]) -> str | None:
 
 def _shared(op: Op, args: Sequence[Any], parts: list[Tensor]) -> str | None:
     """Which argument lies in the memory of the result; torch's rules for ops forbid it."""
-    of_result = {part.untyped_storage().data_ptr() for part in parts if part.numel()}
+    of_result = _memory(parts)
     for name, arg in zip(op.arguments, args, strict=False):
-        if isinstance(arg, Tensor) and arg.untyped_storage().data_ptr() in of_result:
+        if isinstance(arg, Tensor) and _memory([arg]) & of_result:
             return f"the result lies in the memory of the argument {name}: return a copy"
     return None
 
@@ -157,7 +161,7 @@ def _remembered(op: Op, sample: Sample, run: Callable[..., Any], first: Any) -> 
     finally:
         for arg, value in zip(floats, before, strict=True):
             arg.copy_(value)
-    if not all(map(_same, _parts(first), kept)):
+    if _memory(_parts(first)) & _memory(_parts(second)) or not all(map(_same, _parts(first), kept)):
         return "a later call has written into the result of an earlier one: return new memory on each call"
     exact = sample.budget == math.inf or isinstance(wanted, list)
     right = bits(wanted) if exact else wanted.cpu().double()

@@ -96,7 +96,7 @@ def never_used(device: torch.device | str | int) -> list[str]:
     every = [(weight.matrix, weight.parts) for weight in made]
     try:
         used = {layouts.preferred(device, *each, act) for each in every for act in ("", "int8")}
-        refused = {layout.name for layout in own if all(layout.refuses(*each) is not None for each in every)}
+        refused = {layout.name for layout in own if all(layouts.base.refusal(layout, *each) for each in every)}
     except RAISED:  # which has failed samples
         return []
     return [
