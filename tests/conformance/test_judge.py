@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.conformance import run
+from bitport.conformance.command import main
 from bitport.layouts import Matrix, register_layout
 from bitport.layouts.plain import Plain
 from bitport.numerics import Quantized
@@ -140,3 +141,15 @@ def test_a_layout_that_packs_into_the_same_memory_is_a_failure() -> None:
     register_layout(Once())
     failures = [failure for row in run("cpu", ["repack"], [torch.bfloat16]) for failure in row.failures]
     assert any("written into the result of an earlier one" in failure for failure in failures)
+
+
+def test_failures_of_one_reason_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*args: Any) -> Any:
+        raise ValueError("not yet")
+
+    register_kernel(Impl("int4pack_mm", "mine", "cpu", broken, lambda *args: None, priority=1 << 20))
+    assert main(["--ops", "int4pack_mm"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(
+        r"^FAILED int4pack_mm bfloat16 inner2-g32-row, mine: ValueError: not yet \[.*\]; 47 others alike$", line
+    )

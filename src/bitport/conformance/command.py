@@ -35,9 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print("\n".join([_summary(rows), *never_chosen(options.device, rows), *never_used(options.device)]))
-    for row in rows:
-        for failure in row.failures:
-            print(f"FAILED {row.op} {row.dtype} {failure}", file=sys.stderr)
+    print("".join(f"{line}\n" for line in _failures(rows)), end="", file=sys.stderr)
     if options.json is not None:
         keep(options.json, options.device, rows, options.ops or ())
     return 0 if all(row.passed for row in rows) else 1
@@ -68,6 +66,15 @@ def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
     for key in ("sqnr", "margin"):
         row[key] = None if row[key] == math.inf else "failed" if row[key] == -math.inf else round(row[key], 1)
     return row
+
+
+def _failures(rows: list[Row]) -> list[str]:
+    """Return one line per failure, or per reason that several samples of an op share."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for failure in row.failures:
+            found.setdefault((row.op, failure.partition(": ")[2]), []).append(f"FAILED {row.op} {row.dtype} {failure}")
+    return [first + (f"; {len(others)} others alike" if others else "") for first, *others in found.values()]
 
 
 def _summary(rows: list[Row]) -> str:
