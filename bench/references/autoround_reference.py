@@ -1,5 +1,5 @@
 """AutoRound's layer wrapper and optimizer, in a loop like its own: 200 steps, each on 8 randomly drawn sequences,
-keeping the best. Its original loop only supports whole models."""
+keeping the best. Its original loop only supports whole models. H is not shrunk, as the errors are compared by it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from auto_round.algorithms.quantization.sign_round.sign_sgd import SignSGD
 from auto_round.wrapper import WrapperLinear
 from torch import Tensor, nn
 
-from bitport.algorithms import SignRound
+from bitport.algorithms import GPTQ, SignRound
 
 PACKAGES = ("auto-round",)
-SCHEME, ALGORITHM = "int4", SignRound()
+SCHEME, ALGORITHM = "int4", SignRound(start=GPTQ(shrinkage=0.0), shrinkage=0.0)
 STEPS, BATCH, LENGTH = 200, 8, 256
 SETTINGS = {
     "bits": 4,

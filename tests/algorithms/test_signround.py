@@ -34,7 +34,7 @@ SLACK = 1 + 2.0**-12
 
 
 def learned(steps: int, sweeps: int = 0, start: Algorithm = RTN()) -> SignRound:  # noqa: B008 (frozen)
-    return SignRound(steps, sweeps, 0.0, start, coarse=0.0)
+    return SignRound(steps, sweeps, 0.0, start, shrinkage=0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -58,7 +58,7 @@ def test_gptq_is_bettered(scheme: str) -> None:
     w, x, fmt = weight(), inputs(), preset(scheme).weight
     ours, gptq, plain = (
         float(output_error(w, value(each.solve(w, fmt, seen(x)), scheme, *w.shape), x).sum())
-        for each in (SignRound(start=GPTQ(coarse=0.0), coarse=0.0), GPTQ(coarse=0.0), RTN())
+        for each in (SignRound(start=GPTQ(shrinkage=0.0), shrinkage=0.0), GPTQ(shrinkage=0.0), RTN())
     )
     assert ours < 0.97 * gptq
     assert ours < 0.6 * plain

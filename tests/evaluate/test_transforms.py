@@ -78,8 +78,8 @@ def test_awq_at_four_bits(yardstick: Yardstick) -> None:
 def test_gptq_and_signround_at_two_bits(yardstick: Yardstick) -> None:
     """What channels have in common must count for little there: otherwise tokens that share little with the others
     suffer, with or without a search for channel scales."""
-    trusting = GPTQ(coarse=0.0)
-    learned, learned_trusting = SignRound(steps=10, sweeps=0), SignRound(steps=10, sweeps=0, start=trusting, coarse=0.0)
+    trusting, learned = GPTQ(shrinkage=0.0), SignRound(steps=10, sweeps=0)
+    learned_trusting = SignRound(steps=10, sweeps=0, start=trusting, shrinkage=0.0)
     before, after, sum_before, sum_after = added(
         yardstick, "int2", trusting, GPTQ(), (FEW, learned_trusting), (FEW, learned)
     )

@@ -202,7 +202,7 @@ def test_notes_are_apart_from_reasons() -> None:
 
 def test_settings_of_an_algorithm_are_told(report: Report) -> None:
     assert "from bitport.algorithms import GPTQ" in python_of(report)
-    call = "GPTQ(damping=0.05, block=128, sort=True, clip=True, coarse=10.0)"
+    call = "GPTQ(damping=0.05, block=128, sort=True, clip=True, shrinkage=0.3)"
     assert f"algorithm={call}, calibrate=batches)" in python_of(report)
 
 

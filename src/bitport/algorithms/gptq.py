@@ -19,17 +19,14 @@ from bitport.numerics import Format, Quantized, choose_qparams, quantize
 KINDS = ("linear", "experts", "attention", "recurrent")
 """Kinds of weights whose error is that of a product with their inputs."""
 
-COARSE_BITS = 2
 
-
-def hessian_of(inputs: Inputs, fmt: Format, coarse: float, device: torch.device) -> Tensor:
-    """H for GPTQ. For numbers of at most two bits its off-diagonal elements, which channels have in common, are
-    weighted by 1 / (1 + ``coarse``): rounding that coarse compensates its errors along common directions of the
-    calibration data by errors as large as the weights along rare ones, which ruins the tokens that use these."""
-    hessian = inputs.gram.to(device)
-    if fmt.number.bits <= COARSE_BITS:
-        hessian = hessian.clone()
-        hessian.diagonal().mul_(1 + coarse)
+def hessian_of(inputs: Inputs, shrinkage: float, device: torch.device) -> Tensor:
+    """H for GPTQ. ``shrinkage`` is the share of each diagonal element that is added to it, so that what channels have
+    in common counts for 1 / (1 + shrinkage). In calibration data that is partly chance, and errors along common
+    directions are compensated by errors along rare ones that may be as large as the weights: tokens that use these
+    would be lost."""
+    hessian = inputs.gram.to(device, copy=True)
+    hessian.diagonal().mul_(1 + shrinkage)
     return hessian
 
 
@@ -44,18 +41,18 @@ class GPTQ:
 
     ``damping``, ``block`` and ``sort``: as in :mod:`bitport.algorithms.gptq_core`. ``clip``: search the ranges of
     the blocks first, each column weighted by the mean square of its inputs; rows (of blocks) whose output comes out
-    closer by rounding to nearest in the widest range are rounded that way. ``coarse``: as in :func:`hessian_of`."""
+    closer by rounding to nearest in the widest range are rounded that way. ``shrinkage``: as in :func:`hessian_of`."""
 
     damping: float = 0.01
     block: int = 128
     sort: bool = True
     clip: bool = True
-    coarse: float = 10.0
+    shrinkage: float = 0.3
     name: ClassVar[str] = "gptq"
     needs_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_options(self, damping=0.0, block=1, coarse=0.0)
+        check_options(self, damping=0.0, block=1, shrinkage=0.0)
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
         return refused_kind(self.name, kind)
@@ -66,7 +63,7 @@ class GPTQ:
             return stacked([self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)])
         if not inputs.any_rows:
             return quantize(w, fmt)
-        hessian = hessian_of(inputs, fmt, self.coarse, w.device)
+        hessian = hessian_of(inputs, self.shrinkage, w.device)
         power = hessian.diagonal() + self.damping * hessian.diagonal().mean()
         plain = choose_qparams(w, fmt)
         params = search(w, fmt, power) if self.clip else plain

@@ -24,18 +24,18 @@ class SignRound:
     of coordinate descent. ``start``: the algorithm whose codes and ranges it starts from. ``damping``: this share of
     the mean of the diagonal is added to the diagonal of the sum, so that chance correlations of few inputs count for
     less.
-    ``coarse``: as in :func:`bitport.algorithms.gptq.hessian_of`."""
+    ``shrinkage``: as in :func:`bitport.algorithms.gptq.hessian_of`."""
 
     steps: int = 200
     sweeps: int = 2
     damping: float = 0.1
     start: Algorithm = dataclasses.field(default_factory=GPTQ)
-    coarse: float = 10.0
+    shrinkage: float = 0.3
     name: ClassVar[str] = "signround"
     needs_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_options(self, steps=0, sweeps=0, damping=0.0, coarse=0.0)
+        check_options(self, steps=0, sweeps=0, damping=0.0, shrinkage=0.0)
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
         return refused_kind(self.name, kind) or self.start.refuses(fmt, kind)
@@ -48,7 +48,7 @@ class SignRound:
             return quantize(w, fmt)
         first = self.start.solve(w, fmt, inputs)
         codes = from_storage(first.data, fmt.number, w.shape[-1])
-        hessian = hessian_of(inputs, fmt, self.coarse, w.device).clone()
+        hessian = hessian_of(inputs, self.shrinkage, w.device)
         hessian.diagonal().add_(self.damping * hessian.diagonal().mean())
         codes, params = solve(w, hessian, fmt, codes, Params(*first[1:]), self.steps, self.sweeps)
         return stored(codes, fmt, params)

@@ -14,9 +14,9 @@ from bitport.checkpoint.source import Source
 from bitport.report.memory import ROUNDED, WORK, Memory, resident
 from bitport.schemes import Target
 
-GRAMS = 6
-"""float32 matrices [K, K] besides the sums themselves: H sorted, damped, its factor and inverse, and the product of the
-batch being added."""
+GRAMS = 7
+"""float32 matrices [K, K] besides the sums themselves: H shrunk, sorted, damped, its factor and inverse, and the
+product of the batch being added."""
 EXPERTS = 8
 """The assumed number of experts in a stacked tensor that each token is routed to."""
 BATCHES = 4
