@@ -64,7 +64,7 @@ class GPTQ:
         if not inputs.any_rows:
             return quantize(w, fmt)
         hessian = hessian_of(inputs, self.shrinkage, w.device)
-        power = hessian.diagonal() + self.damping * hessian.diagonal().mean()
+        power = hessian.diagonal() + self.damping * hessian.diag().mean()
         plain = choose_qparams(w, fmt)
         params = search(w, fmt, power) if self.clip else plain
         codes = solve(w, hessian, fmt, params, self.damping, self.block, self.sort)

@@ -63,7 +63,7 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
 
     The Cholesky factor of H with its rows and columns reversed becomes, when reversed back, an upper triangular R with
     H = R R^T; so U = R^-1, without forming H^-1."""
-    mean = hessian.diagonal().mean()
+    mean = hessian.diag().mean()  # a copy: where it lies apart, other devices may sum it in another order
     mean = torch.where(mean > 0, mean, 1.0)
     most = max(damping, MOST_DAMPING)
     while damping <= most:

@@ -49,6 +49,6 @@ class SignRound:
         first = self.start.solve(w, fmt, inputs)
         codes = from_storage(first.data, fmt.number, w.shape[-1])
         hessian = hessian_of(inputs, self.shrinkage, w.device)
-        hessian.diagonal().add_(self.damping * hessian.diagonal().mean())
+        hessian.diagonal().add_(self.damping * hessian.diag().mean())
         codes, params = solve(w, hessian, fmt, codes, Params(*first[1:]), self.steps, self.sweeps)
         return stored(codes, fmt, params)

@@ -37,7 +37,8 @@ brackets the change against bf16, {baseline:.4f}.
 - `awq` multiplies the columns of weights and divides the channels before them, by what keeps the outputs of rounded
   weights closest, and then takes the best of several ranges, as `clip` does, with each column weighted by its inputs.
 - `signround` starts from what `gptq` found, and learns to which side each weight is rounded, and the ranges.
-  At two bits both heed little of what channels have in common: tokens that share little with the others would be lost.
+  Both trust less in what channels have in common than the calibration data suggest: rare tokens would be lost. The
+  fewer the bits, the more a published model gains by that; at two bits this small one loses by it.
 - `awq+signround`, `awq+gptq`: the scales of the first, then the second instead of clipping.
 - `smooth` scales channels as `awq` does, so that rounding the inputs hurts less, and rounds to nearest.
 - `mixed` gives each weight a scheme of its own, out of {candidates},
