@@ -40,7 +40,7 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 	test-tpu test-peers test-vllm test-arm test-arm-torch compile-macos test-windows sanitize sanitize-shim sanitize-runner \
 	sanitize-step runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
 	bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page bench-training bench-vllm \
-	xla-page accuracy accuracy-real algorithms reference support support-sim support-xla dist clean
+	xla-page accuracy accuracy-real accuracy-real-reference algorithms reference support support-sim support-xla dist clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -325,6 +325,10 @@ algorithms: $(VENV)/.hf
 # docs/accuracy-real.json to measure all anew.
 accuracy-real: $(VENV)/.test
 	$(BIN)/python -m bench.real
+
+# Beside them llm-compressor's own pipelines.
+accuracy-real-reference: $(PEERS_VENV)/.peers
+	$(PEERS_VENV)/bin/python -m bench.real.reference
 
 # docs/reference.md from the docstrings, docs/cli.md from the options of the verbs, and a table of docs/choosing.md.
 reference: $(VENV)/.dev

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,30 +66,48 @@ def _kept(weights: Iterable[Tensor], scheme: str) -> float:
     return statistics.median(float(sqnr(*pair)) for pair in rounded)
 
 
+def tokens_of(folder: Path) -> Yardstick:
+    """The model and the texts, made anew in ``folder``."""
+    yardstick = Yardstick(prepared(folder))
+    yardstick.tokens = yardstick.tokens[:TOKENS]
+    return yardstick
+
+
 def digest(yardstick: Yardstick) -> str:
     """SHA-256 of the token ids for evaluation and calibration."""
     both = torch.cat([yardstick.tokens, yardstick.calibration])
     return hashlib.sha256(both.numpy().tobytes()).hexdigest()
 
 
-def main() -> None:
-    yardstick = Yardstick(prepared(FOLDER))
-    yardstick.tokens = yardstick.tokens[:TOKENS]
-    measurer = Measurer(yardstick)
+def opened(yardstick: Yardstick) -> dict[str, Any]:
+    """The record, a new one if there is none."""
     about = {"tokens": len(yardstick.tokens), "calibration": len(yardstick.calibration), "ids": digest(yardstick)}
-    if RECORD.exists():
-        data: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    else:
-        data = about | {"sqnr": grids(yardstick.base), "rows": []}
+    if not RECORD.exists():
+        return about | {"sqnr": grids(yardstick.base), "rows": [], "reference": []}
+    data: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
     if {key: data[key] for key in about} != about:
         raise RuntimeError(f"{RECORD} was made with other tokens: remove it, so that all rows are measured on the same")
-    done = [(each["scheme"], each["algorithm"]) for each in data["rows"]]
-    for scheme, algorithm in PLAN:
-        if (scheme, algorithm) not in done:
-            data["rows"].append(row(measurer, scheme, algorithm))
-            print(f"{scheme} {algorithm} ({len(data['rows'])} of {len(PLAN)})", file=sys.stderr)
+    return data
+
+
+def measure(
+    data: dict[str, Any], part: str, plan: Sequence[tuple[str, str]], row: Callable[[str, str], dict[str, Any]]
+) -> None:
+    """Add what is missing of the plan to this part of the record, and write the page."""
+    rows = {(each["scheme"], each["algorithm"]): each for each in data[part]}
+    for name in plan:
+        if name not in rows:
+            rows[name] = row(*name)
+            print(f"{' '.join(name)} ({len(rows)} of {len(plan)})", file=sys.stderr)
+            data[part] = [rows[each] for each in plan if each in rows]
             RECORD.write_text(as_record(data), encoding="utf-8")
     PAGE.write_text(as_markdown(data), encoding="utf-8")
+
+
+def main() -> None:
+    yardstick = tokens_of(FOLDER)
+    measurer = Measurer(yardstick)
+    measure(opened(yardstick), "rows", PLAN, functools.partial(row, measurer))
 
 
 if __name__ == "__main__":

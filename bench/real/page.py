@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.real.plan import ALGORITHMS, ALGORITHMS_OF, GRIDS, NEAREST, OWN, PLAN, SCHEMES
+from bench.real.plan import ALGORITHMS, GRIDS, MSE, NEAREST, OWN, PLAN, REFERENCE_ALGORITHMS, SCHEMES
 from bench.real.sources import ARTICLES, GGUF, MANUAL, MODEL, NEWS
 from bitport.evaluate.compare import BASELINE
 from bitport.evaluate.stretches import STRETCH, Estimate, estimate
@@ -77,10 +77,21 @@ the KL from that of rounding to nearest, on the same stretches. Mixed bits are n
 model once for each weight and scheme.
 """
 
+REFERENCE_HEADING = """## Beside llm-compressor
+
+Its own pipelines ({versions}) on the same model and the same {calibration} tokens, and what is closest to them here.
+Groups of 64, as it refuses weights whose width is no multiple of the group. "mse" is its search for ranges before GPTQ,
+which GPTQ has here. The last column is the KL here minus that of llm-compressor, on the same stretches.
+`make accuracy-real-reference` measures this table.
+"""
+
 MISSING = """## Not measured yet
 
 {missing}. `make accuracy-real` measures them.
 """
+
+PARTS = ("rows", "reference")
+"""What is measured of bitport, and of llm-compressor."""
 
 Row = dict[str, Any]
 Name = tuple[str, str]
@@ -100,9 +111,12 @@ def as_markdown(data: dict[str, Any]) -> str:
     parts = [heading, SCHEMES_HEADING.format(correlation=f"{correlation:.2f} over {len(both)} schemes")]
     parts.append(_schemes(names, rows, small))
     parts.append(ALGORITHMS_HEADING.format(**data))
-    for scheme in ALGORITHMS_OF:
-        found = [(scheme, each) for each in (NEAREST, *ALGORITHMS) if (scheme, each) in rows]
+    for scheme, algorithms in ALGORITHMS.items():
+        found = [(scheme, each) for each in (NEAREST, *algorithms) if (scheme, each) in rows]
         parts += [f"### {scheme}", _algorithms(found, rows, small)]
+    if data["reference"]:
+        versions = ", ".join(f"{package} {found}" for package, found in data["reference"][0]["versions"].items())
+        parts += [REFERENCE_HEADING.format(**data, versions=versions), _reference(data["reference"], rows)]
     if missing := [f"`{scheme}` by `{algorithm}`" for scheme, algorithm in PLAN if (scheme, algorithm) not in rows]:
         parts.append(MISSING.format(missing=", ".join(missing)))
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -110,8 +124,11 @@ def as_markdown(data: dict[str, Any]) -> str:
 
 def as_record(data: dict[str, Any]) -> str:
     """The record as JSON, one row per line."""
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in data["rows"])
-    return json.dumps({**data, "rows": None}, indent=1).replace('"rows": null', f'"rows": [\n{rows}\n ]') + "\n"
+    text = json.dumps({**data, **dict.fromkeys(PARTS)}, indent=1)
+    for part in PARTS:
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in data[part])
+        text = text.replace(f'"{part}": null', f'"{part}": [\n{rows}\n ]')
+    return text + "\n"
 
 
 def tinylm() -> dict[Name, float]:
@@ -152,6 +169,18 @@ def _algorithms(names: Sequence[Name], rows: dict[Name, Row], small: dict[Name, 
     return markdown(header, lines, words=range(len(header)))
 
 
+def _reference(references: Sequence[Row], rows: dict[Name, Row]) -> str:
+    header = ("scheme", "here", "KL", "llm-compressor", "KL", "difference")
+    lines = []
+    for each in references:
+        if not (own := rows.get((each["scheme"], REFERENCE_ALGORITHMS[each["algorithm"]]))):
+            continue
+        apart = _signed(estimate(own["kl"], each["kl"]), 4)
+        names = (own["algorithm"], _size(_kl(own)), each["algorithm"].replace(MSE, "mse, "), _size(_kl(each)))
+        lines.append((each["scheme"], *names, apart))
+    return markdown(header, lines, words=range(len(header)))
+
+
 FIGURES = ("perplexity", "change", "KL", "top-1")
 
 
@@ -166,12 +195,16 @@ def _figures(row: Row, base: Row) -> Iterator[str]:
     change = Estimate(100 * (ratio - 1), 100 * ratio * apart.error)  # d exp(x) = exp(x) dx
     yield f"{_signed(change, 2 if ratio < 10 else 0)} %"
     kl, agree = _kl(row), estimate(row["top1"])
-    yield f"{kl.mean:.5f} ± {kl.error:.5f}"
+    yield _size(kl)
     yield f"{100 * agree.mean:.1f} ± {100 * agree.error:.1f} %"
 
 
 def _kl(row: Row) -> Estimate:
     return estimate(row["kl"])
+
+
+def _size(value: Estimate) -> str:
+    return f"{value.mean:.5f} ± {value.error:.5f}"
 
 
 def _signed(value: Estimate, digits: int) -> str:

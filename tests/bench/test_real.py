@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch
 pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 
 from bench.real.page import PAGE, RECORD, as_markdown, spearman
-from bench.real.plan import ALGORITHMS_OF, GRIDS, NEAREST, OWN, PLAN
+from bench.real.plan import ALGORITHMS, GRIDS, NEAREST, OWN, PLAN, REFERENCE_ALGORITHMS
 from bench.real.sources import GGUF, Wheel, alternating, descriptions, fetched, gguf_file
 from bitport.evaluate.compare import BASELINE
 from bitport.evaluate.stretches import estimate
@@ -56,20 +57,40 @@ def test_bits_count() -> None:
     assert found == sorted(found)
 
 
-@pytest.mark.parametrize("scheme", ALGORITHMS_OF)
+INTEGERS = [scheme for scheme in ALGORITHMS if scheme.startswith("int")]
+
+
+@pytest.mark.parametrize("scheme", INTEGERS)
 def test_data_help(scheme: str) -> None:
     """What looks at inputs stays nearer to the model than rounding to nearest does, by five standard errors."""
-    for algorithm in ("gptq", "awq", "awq+gptq", "signround"):
+    algorithms = {"gptq", "awq", "awq+gptq", "signround"} & {name for of, name in ROWS if of == scheme}
+    assert len(algorithms) >= 3
+    for algorithm in algorithms:
         gain = estimate(ROWS[scheme, NEAREST]["kl"], ROWS[scheme, algorithm]["kl"])
         assert gain.mean > 5 * gain.error, algorithm
 
 
 @pytest.mark.parametrize("algorithm", ["clip", "hqq"])
-@pytest.mark.parametrize("scheme", ALGORITHMS_OF)
+@pytest.mark.parametrize("scheme", INTEGERS)
 def test_what_looks_at_weights_alone_does_no_harm(scheme: str, algorithm: str) -> None:
-    """Within three standard errors of rounding to nearest at four bits, and nearer to the model by five at three."""
+    """Within three standard errors of rounding to nearest at four bits, and nearer to the model by five at fewer."""
     gain = estimate(ROWS[scheme, NEAREST]["kl"], ROWS[scheme, algorithm]["kl"])
-    assert gain.mean > (5 if scheme == "int3" else -3) * gain.error
+    assert gain.mean > (-3 if scheme == "int4" else 5) * gain.error
+
+
+@pytest.mark.parametrize("found", DATA["reference"], ids=lambda found: f"{found['scheme']} {found['algorithm']}")
+def test_nearer_to_the_model_than_llm_compressor(found: dict[str, Any]) -> None:
+    """By two standard errors."""
+    own = ROWS[found["scheme"], REFERENCE_ALGORITHMS[found["algorithm"]]]
+    gain = estimate(found["kl"], own["kl"])
+    assert gain.mean > 2 * gain.error
+
+
+def test_float4_is_helped_by_smoothing_and_by_gptq() -> None:
+    """By five standard errors."""
+    for scheme, algorithm in itertools.product(("nvfp4", "mxfp4"), ("smooth", "gptq")):
+        gain = estimate(ROWS[scheme, NEAREST]["kl"], ROWS[scheme, algorithm]["kl"])
+        assert gain.mean > 5 * gain.error, (scheme, algorithm)
 
 
 def test_spearman() -> None:
