@@ -20,8 +20,8 @@ from llmcompressor.modifiers.transform.awq import AWQModifier
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from bench.real.__main__ import FOLDER, measure, opened, tokens_of
 from bench.real.plan import MSE, REFERENCE_PLAN
+from bench.real.record import measure, opened, yardstick_of_texts
 from bitport.evaluate.yardstick import WINDOW
 from bitport.schemes import preset
 
@@ -59,7 +59,7 @@ def quantized(model: Any, scheme: str, algorithm: str, batches: list[Tensor]) ->
 
 def main() -> None:
     Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
-    yardstick = tokens_of(FOLDER)
+    yardstick = yardstick_of_texts()
     versions = {package: version(package) for package in PACKAGES}
 
     def row(scheme: str, algorithm: str) -> dict[str, Any]:

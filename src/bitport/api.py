@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport import plugins
-from bitport.algorithms import Algorithm, Transform, expression
+from bitport.algorithms import Algorithm, AlgorithmLike, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.solving import Solving, check_data_used
 from bitport.arguments import counts_of
@@ -45,7 +45,7 @@ def quantize_(
     model: nn.Module,
     recipe: RecipeLike,
     *,
-    algorithm: str | Algorithm | Transform | Sequence[str | Algorithm | Transform] = "rtn",
+    algorithm: AlgorithmLike = "rtn",
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | int | None = None,
     measure: bool = True,

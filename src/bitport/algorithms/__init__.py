@@ -27,6 +27,9 @@ TRANSFORMS: dict[str, tuple[Transform, Algorithm]] = {
 }
 """What changes a model before its weights are rounded, by name, and the algorithm that follows if none is given."""
 
+AlgorithmLike = str | Algorithm | Transform | Sequence[str | Algorithm | Transform]
+"""What :func:`algorithm` accepts."""
+
 __all__ = [
     "ALGORITHMS",
     "AWQ",
@@ -35,6 +38,7 @@ __all__ = [
     "RTN",
     "TRANSFORMS",
     "Algorithm",
+    "AlgorithmLike",
     "Chain",
     "Clip",
     "Rotate",
@@ -45,7 +49,7 @@ __all__ = [
 ]
 
 
-def algorithm(given: str | Algorithm | Transform | Sequence[str | Algorithm | Transform]) -> Algorithm:
+def algorithm(given: AlgorithmLike) -> Algorithm:
     """Return the algorithm for a name, an instance, or several steps such as ``"awq+gptq"`` or ``("awq", GPTQ())``:
     transforms, followed by at most one algorithm. A single transform is also accepted."""
     if isinstance(given, Sequence):

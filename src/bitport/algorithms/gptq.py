@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitport.algorithms.block_params import choose, stored
 from bitport.algorithms.clip_core import search
-from bitport.algorithms.gptq_core import nearer, solve
+from bitport.algorithms.gptq_core import diagonal_mean, nearer, solve
 from bitport.algorithms.pieces import stacked
 from bitport.arguments import check_options
 from bitport.calibrate.inputs import Inputs
@@ -64,7 +64,7 @@ class GPTQ:
         if not inputs.any_rows:
             return quantize(w, fmt)
         hessian = hessian_of(inputs, self.shrinkage, w.device)
-        power = hessian.diagonal() + self.damping * hessian.diag().mean()
+        power = hessian.diagonal() + self.damping * diagonal_mean(hessian)
         plain = choose_qparams(w, fmt)
         params = search(w, fmt, power) if self.clip else plain
         codes = solve(w, hessian, fmt, params, self.damping, self.block, self.sort)

@@ -58,12 +58,17 @@ def solve(
     return codes_of(left[order.argsort()].t(), fmt, params)  # each column as it was when it was rounded
 
 
+def diagonal_mean(hessian: Tensor) -> Tensor:
+    """Of a copy: where it lies apart, other devices may sum it in another order, and in the end choose other codes."""
+    return hessian.diag().mean()
+
+
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     """Upper triangular U with (H + d I)^-1 = U^T U. A column that never saw an input is independent of all others.
 
     The Cholesky factor of H with its rows and columns reversed becomes, when reversed back, an upper triangular R with
     H = R R^T; so U = R^-1, without forming H^-1."""
-    mean = hessian.diag().mean()  # a copy: where it lies apart, other devices may sum it in another order
+    mean = diagonal_mean(hessian)
     mean = torch.where(mean > 0, mean, 1.0)
     most = max(damping, MOST_DAMPING)
     while damping <= most:

@@ -10,6 +10,7 @@ from torch import Tensor
 from bitport.algorithms.algorithm import Algorithm
 from bitport.algorithms.block_params import stored
 from bitport.algorithms.gptq import GPTQ, hessian_of, refused_kind
+from bitport.algorithms.gptq_core import diagonal_mean
 from bitport.algorithms.pieces import stacked
 from bitport.algorithms.signround_core import solve
 from bitport.arguments import check_options
@@ -49,6 +50,6 @@ class SignRound:
         first = self.start.solve(w, fmt, inputs)
         codes = from_storage(first.data, fmt.number, w.shape[-1])
         hessian = hessian_of(inputs, self.shrinkage, w.device)
-        hessian.diagonal().add_(self.damping * hessian.diag().mean())
+        hessian.diagonal().add_(self.damping * diagonal_mean(hessian))
         codes, params = solve(w, hessian, fmt, codes, Params(*first[1:]), self.steps, self.sweeps)
         return stored(codes, fmt, params)

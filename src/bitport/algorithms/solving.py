@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bitport.algorithms import Transform, algorithm
+from bitport.algorithms import AlgorithmLike, algorithm
 from bitport.algorithms.algorithm import Algorithm
 from bitport.algorithms.apply import Outcome
 from bitport.algorithms.preparation import Preparation
@@ -27,7 +27,7 @@ from bitport.tensor.parts import has_data
 from bitport.tensor.sharded import laid_out, whole
 
 
-def uses_data(by: str | Algorithm | Transform | Sequence[str | Algorithm | Transform], recipe: RecipeLike) -> bool:
+def uses_data(by: AlgorithmLike, recipe: RecipeLike) -> bool:
     """Whether calibration data can have an effect: the algorithm looks at inputs, or a scheme has a static scale."""
     return algorithm(by).needs_inputs or Recipe.of(recipe).static
 

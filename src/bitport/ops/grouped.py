@@ -127,7 +127,7 @@ def _sample(
     act, weight = of.scheme.act, samples.wider(of.weight) if kind == "uneven" else of.weight
     x = samples.rows_for(device, dtype, count, weight)
     if kind == "rest":
-        x, weight = x.t().contiguous().t(), samples.apart(weight)
+        x, weight = samples.by_columns(x), samples.apart(weight)
     ends = torch.tensor(bounds, dtype=torch.int32, device=device)
     rounded = fake_quantize(x, act) if act else x
 

@@ -72,7 +72,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
             for name, m in (("row", 1), ("rows", samples.LARGE_ROWS), ("empty", 0), ("strided", 5)):
                 x = samples.rows(device, dtype, m, k)
                 if name == "strided":
-                    x = x.t().contiguous().t()
+                    x = samples.by_columns(x)
 
                 def expected(x: Tensor = x, w: Tensor = mat2, g: int = group, p: Tensor = pairs) -> Tensor:
                     return x.cpu().double() @ _dense(w.cpu(), g, p.cpu(), torch.float64).T

@@ -214,7 +214,7 @@ def with_nan(device: torch.device, dtype: torch.dtype, k: int) -> Tensor:
 def edges(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Matrices of numbers that are easily rounded in the wrong way. "edges", by row: zeros; numbers halfway between two
     codes of int4, int8 and float4, whose scale is 1; very small ones. "not-finite": a NaN and an infinity, each in a
-    row of its own. The rows lie apart."""
+    row of its own. They are column-major."""
     k = 96
     at, x = torch.arange(k), torch.randn(8, k, generator=generator("edges"))
     x[0], x[5] = 0, x[5] * (2.0**-12 if dtype == torch.float16 else 2.0**-100)
@@ -222,9 +222,10 @@ def edges(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tenso
     x[2, 0] = 127
     bad = torch.randn(5, k, generator=generator("not-finite"))
     bad[1, 7], bad[3, 70] = math.nan, -math.inf
-    yield "edges", _lying_apart(x.to(device, dtype))
-    yield "not-finite", _lying_apart(bad.to(device, dtype))
+    yield "edges", by_columns(x.to(device, dtype))
+    yield "not-finite", by_columns(bad.to(device, dtype))
 
 
-def _lying_apart(x: Tensor) -> Tensor:
+def by_columns(x: Tensor) -> Tensor:
+    """The same matrix in column-major order: the numbers of a row lie apart."""
     return x.t().contiguous().t()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitport.algorithms import Algorithm, Transform, expression
+from bitport.algorithms import AlgorithmLike, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome
 from bitport.algorithms.preparation import Preparation
@@ -77,7 +77,7 @@ class Stream:
         recipe: RecipeLike,
         *,
         batches: Sequence[Any],
-        algorithm: str | Algorithm | Transform | Sequence[str | Algorithm | Transform] = "gptq",
+        algorithm: AlgorithmLike = "gptq",
         dtype: torch.dtype | None = None,
         device: torch.device | str | int | None = None,
         activations: str = "memory",

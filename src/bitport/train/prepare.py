@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport import plugins
-from bitport.algorithms import RTN, Algorithm, Transform
+from bitport.algorithms import RTN, Algorithm, AlgorithmLike
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
 from bitport.algorithms.solving import Solving, check_data_used
@@ -50,7 +50,7 @@ def prepare_(
     model: nn.Module,
     recipe: RecipeLike,
     *,
-    algorithm: str | Algorithm | Transform | Sequence[str | Algorithm | Transform] = "rtn",
+    algorithm: AlgorithmLike = "rtn",
     gradients: str | Gradients | None = None,
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
     progress: bool | None = None,
