@@ -86,7 +86,7 @@ def _module(name: str) -> Iterator[str]:
         elif typing.get_origin(value):  # to Python 3.10 some are classes too
             yield _of_constant(each, value) + "\n"
             written = _type(value)
-            if isinstance(value, types.UnionType):
+            if isinstance(value, types.UnionType) and len(f"{each} = {written}") > WIDTH:
                 written = "\n    | ".join(["(", *map(_type, typing.get_args(value))]).replace("| ", "", 1) + "\n)"
             yield f"```python\n{each} = {written}\n```\n"
         elif inspect.isclass(value):
