@@ -73,8 +73,8 @@ ALGORITHMS_HEADING = """## Algorithms
 
 `rtn` rounds to nearest, `clip` and `hqq` need no data, and the others see {calibration} tokens of the same kinds of
 text, which share no passage with the evaluation; [what they do](algorithms.md). The last column is the difference of
-the KL from that of rounding to nearest, on the same stretches. Mixed bits are not measured: their search runs the
-model once for each weight and scheme.
+the KL from that of rounding to nearest, on the same stretches. `mixed` is quantized by `gptq`, and no larger than the
+scheme.
 """
 
 REFERENCE_HEADING = """## Beside llm-compressor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bitport.evaluate.algorithms import MIXED
 from bitport.evaluate.compare import BASELINE
 
 NEAREST = "rtn"
@@ -13,8 +14,8 @@ OWN = "int4-g32-fzero"
 """The scheme whose grid the file of the model has."""
 
 ALGORITHMS = {
-    "int4": ("clip", "hqq", "gptq", "awq", "awq+gptq", "signround"),
-    "int3": ("clip", "hqq", "gptq", "awq", "awq+gptq", "signround"),
+    "int4": ("clip", "hqq", "gptq", "awq", "awq+gptq", "signround", MIXED),
+    "int3": ("clip", "hqq", "gptq", "awq", "awq+gptq", "signround", MIXED),
     "int2": ("clip", "hqq", "gptq", "awq", "awq+gptq"),
     "nvfp4": ("smooth", "gptq", "smooth+gptq"),
     "mxfp4": ("smooth", "gptq", "smooth+gptq"),

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport
-from bitport.algorithms.mixed import costs
+from bitport.algorithms.mixed import COSTS, costs
 from bitport.algorithms.mixed_core import Option, choose
 from bitport.algorithms.solving import uses_data
 from bitport.errors import ArgumentError
@@ -133,7 +133,7 @@ def scheme_of(recipe: Recipe, model: nn.Module) -> dict[str, str]:
     return {choice.name: str(choice.scheme) for choice in recipe.resolve(find_targets(model)).quantized}
 
 
-@pytest.mark.parametrize("cost", ["kl", "output"])
+@pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
 def test_the_budget_holds_and_what_counts_gets_the_bits(model: Model, cost: str, algorithm: str) -> None:
     before = copy.deepcopy(model.state_dict())
@@ -160,8 +160,9 @@ def test_the_budget_holds_and_what_counts_gets_the_bits(model: Model, cost: str,
     assert set(schemes.values()) == {"int8"}
 
 
-def test_loud_before_quiet(model: Model) -> None:
-    schemes = scheme_of(bitport.mixed(model, CANDIDATES, bits=5.0, calibrate=BATCHES), model)
+@pytest.mark.parametrize("cost", ["kl", "fisher"])
+def test_loud_before_quiet(model: Model, cost: str) -> None:
+    schemes = scheme_of(bitport.mixed(model, CANDIDATES, bits=5.0, calibrate=BATCHES, cost=cost), model)
     order = [str(each) for each in CANDIDATES]
     assert order.index(schemes["loud.weight"]) > order.index(schemes["quiet.weight"])
 
@@ -194,7 +195,7 @@ class Speaking(nn.Module):
 
 def test_predictions_are_compared_by_kl() -> None:
     model, x = Speaking(), torch.randn(2, 9, 32)
-    found = costs(model, ["int2-g32"], calibrate=[x])
+    found = costs(model, ["int2-g32"], calibrate=[x], cost="kl")
     changed = copy.deepcopy(model)
     bitport.quantize_(changed, "int2-g32")
     p, q = (each(x).logits.double().log_softmax(-1).detach() for each in (model, changed))  # type: ignore[attr-defined]
@@ -209,7 +210,7 @@ def test_what_hardly_moves_the_predictions_is_measured_too() -> None:
     model, x = nn.Linear(32, 4096), torch.randn(64, 32)
     given = nn.Module()
     given.head, given.forward = model, lambda x: SimpleNamespace(logits=0.1 * model(x))
-    found = costs(given, ["int8"], calibrate=[x])
+    found = costs(given, ["int8"], calibrate=[x], cost="kl")
     exact = 0.1 * model(x)
     bitport.quantize_(given, "int8")
     p, q = (logits.double().log_softmax(-1).detach() for logits in (exact, 0.1 * model(x)))
@@ -246,7 +247,9 @@ def test_weights_together_and_rules(model: Model) -> None:
         pytest.param({"nbytes": 100}, "smallest choice .* more than the 100", id="too few bytes"),
         pytest.param({"bits": 0.0}, "above 0, not 0.0", id="no bits"),
         pytest.param({"bits": float("nan")}, "above 0, not nan", id="bits that are no number"),
-        pytest.param({"bits": 4.0, "cost": "magic"}, "unknown cost 'magic'; known: kl, output", id="unknown cost"),
+        pytest.param(
+            {"bits": 4.0, "cost": "magic"}, "unknown cost 'magic'; known: fisher, kl, output", id="unknown cost"
+        ),
         pytest.param({"bits": 4.0, "candidates": ()}, "no candidate", id="no candidate"),
         pytest.param({"bits": 4.0, "candidates": "int4"}, "several schemes, .* not 'int4'", id="one name"),
         pytest.param({"bits": 4.0, "candidates": ("int8-static",)}, "static input scale", id="static"),
@@ -303,7 +306,7 @@ def test_a_weight_of_which_the_data_tell_nothing_and_that_one_scheme_keeps() -> 
         costs(model, CANDIDATES, calibrate=BATCHES)
 
 
-@pytest.mark.parametrize("cost", ["kl", "output"])
+@pytest.mark.parametrize("cost", COSTS)
 def test_a_weight_of_which_the_data_tell_nothing(cost: str) -> None:
     """It would get the fewest bits. If other weights share its scheme, they decide; otherwise a rule must."""
     model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
@@ -314,18 +317,20 @@ def test_a_weight_of_which_the_data_tell_nothing(cost: str) -> None:
     assert len(costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, together=[["*"]]).groups) == 1
 
 
+@pytest.mark.parametrize("cost", ["kl", "fisher"])
 @pytest.mark.parametrize("factor", [torch.nan, torch.inf])
 @pytest.mark.parametrize("logits", [False, True])
-def test_outputs_that_are_no_numbers(logits: bool, factor: float) -> None:
+def test_outputs_that_are_no_numbers(logits: bool, factor: float, cost: str) -> None:
     """Every candidate would cost the same, and each weight would get the first that fits."""
     layer = nn.Linear(64, 64)
     model = nn.ModuleDict({"layer": layer})
     model.forward = lambda x: SimpleNamespace(logits=layer(x) * factor) if logits else layer(x) * factor  # type: ignore
     with pytest.raises(ArgumentError, match="the outputs of the unquantized model hold NaN or infinity on batch 1"):
-        bitport.mixed(model, ("int4", "int8"), bits=6, calibrate=[torch.zeros(0, 64), torch.randn(2, 64)])
+        bitport.mixed(model, ("int4", "int8"), bits=6, cost=cost, calibrate=[torch.zeros(0, 64), torch.randn(2, 64)])
 
 
-def test_words_that_are_ruled_out_cost_nothing() -> None:
+@pytest.mark.parametrize("cost", ["kl", "fisher"])
+def test_words_that_are_ruled_out_cost_nothing(cost: str) -> None:
     """Their logits are -inf both before and after."""
 
     class Masked(nn.Module):
@@ -338,12 +343,14 @@ def test_words_that_are_ruled_out_cost_nothing() -> None:
 
     torch.manual_seed(0)
     model = Masked()
-    found = [option.error for option in costs(model, CANDIDATES, calibrate=BATCHES).options[0]]
+    found = [option.error for option in costs(model, CANDIDATES, calibrate=BATCHES, cost=cost).options[0]]
     assert found == sorted(found, reverse=True)
     assert 0 < found[-1] < found[0] < 1
 
 
-def test_costs_are_those_of_the_model_in_use() -> None:
+@pytest.mark.parametrize("cost", COSTS)
+def test_costs_are_those_of_the_model_in_use(cost: str) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 8)).train()
-    first, second = (costs(each, CANDIDATES, calibrate=BATCHES) for each in (model, copy.deepcopy(model).eval()))
+    both = (model, copy.deepcopy(model).eval())
+    first, second = (costs(each, CANDIDATES, calibrate=BATCHES, cost=cost) for each in both)
     assert first.options == second.options

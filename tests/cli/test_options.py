@@ -25,6 +25,7 @@ IN_MEMORY = [*PLAIN, "--in-memory"]
         ([*PLAIN, "--data-seed", "0"], "--data-seed: for algorithms that look at inputs and schemes"),
         ([*IN_MEMORY, "--activations", "memory"], "--activations: for algorithms that look at inputs and schemes"),
         ([*PLAIN, "--candidates", "int2"], "--candidates goes with --scheme auto and --bits"),
+        ([*PLAIN, "--cost", "kl"], "--cost goes with --scheme auto and --bits"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )

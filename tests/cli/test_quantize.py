@@ -438,8 +438,9 @@ def test_bits_are_chosen_by_text_of_the_model_itself(run: Run, llama: Path, tmp_
     assert len({layer["scheme"] for layer in ran.data["layers"]} - {None}) > 1
 
 
-def test_bits_are_chosen_for_each_weight(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
-    words = ["--scheme", "auto", "--bits", "4.6", "--candidates", "int3-g32,int4-g32,int8", "--data", text]
+@pytest.mark.parametrize("cost", [[], ["--cost", "output"]], ids=["default", "output"])
+def test_bits_are_chosen_for_each_weight(run: Run, llama: Path, text: Path, cost: list[str], tmp_path: Path) -> None:
+    words = ["--scheme", "auto", "--bits", "4.6", "--candidates", "int3-g32,int4-g32,int8", *cost, "--data", text]
     rules = ["--rule", "*.q_proj=int2-g32"]
     ran = run("quantize", llama, *words, *rules, "--algorithm", "hqq", "-o", tmp_path / "out", "--json")
     assert ran.code == 0

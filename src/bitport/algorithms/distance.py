@@ -33,14 +33,7 @@ class Distance:
 
     def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
         self.model, self.batches = model, batches
-        self.exact = [self._outputs(batch) for batch in batches]
-        for at, outputs in enumerate(self.exact):
-            if bool((outputs.value.isnan() if outputs.are_logarithms else ~outputs.value.isfinite()).any()):
-                raise ArgumentError(
-                    f"the outputs of the unquantized model hold NaN or infinity on batch {at} of the calibration, so "
-                    "they cannot show what a weight costs. Give other batches, a model in bfloat16 or float32, or "
-                    "cost='output', which looks at the outputs of each weight"
-                )
+        self.exact = [checked(outputs_of(model, batch), at) for at, batch in enumerate(batches)]
 
     def __call__(self, targets: Sequence[Target], q: QTensor) -> float:
         """Return the distance with the weight that ``targets`` name replaced by ``q``."""
@@ -48,26 +41,45 @@ class Distance:
         try:
             for target in targets:
                 target.put(self.model, q)
-            pairs = [(exact, self._outputs(batch)) for exact, batch in zip(self.exact, self.batches, strict=True)]
+            pairs = [
+                (exact, outputs_of(self.model, batch)) for exact, batch in zip(self.exact, self.batches, strict=True)
+            ]
         finally:
             for target in targets:
                 target.put(self.model, before)
         lost, scale = (sum(each) for each in zip(*itertools.starmap(_divergence, pairs), strict=True))
         return lost / scale if scale else lost
 
-    def _outputs(self, batch: Any) -> Outputs:
-        with evaluating(self.model):
-            result = run_fresh(self.model, batch)
-        logits = getattr(result, "logits", None)
-        if isinstance(logits, Tensor):
-            return Outputs(logits.float().log_softmax(-1), True)
-        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if not leaves:
-            raise ArgumentError(
-                f"{type(self.model).__name__} gives {type(result).__name__} without floats, so nothing tells how far "
-                f'its predictions move: give a model that returns its logits, or cost="output"'
-            )
-        return Outputs(torch.cat([leaf.float().flatten() for leaf in leaves]), False)
+
+def outputs_of(model: nn.Module, batch: Any, *, gradients: bool = False) -> Outputs:
+    with evaluating(model):
+        result = run_fresh(model, batch, gradients=gradients)
+        with torch.set_grad_enabled(gradients):
+            return _outputs(model, result)
+
+
+def _outputs(model: nn.Module, result: Any) -> Outputs:
+    logits = getattr(result, "logits", None)
+    if isinstance(logits, Tensor):
+        return Outputs(logits.float().log_softmax(-1), True)
+    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not leaves:
+        raise ArgumentError(
+            f"{type(model).__name__} gives {type(result).__name__} without floats, so nothing tells how far "
+            f'its predictions move: give a model that returns its logits, or cost="output"'
+        )
+    return Outputs(torch.cat([leaf.float().flatten() for leaf in leaves]), False)
+
+
+def checked(outputs: Outputs, at: int) -> Outputs:
+    """Those of batch ``at``, if they are numbers."""
+    if bool((outputs.value.isnan() if outputs.are_logarithms else ~outputs.value.isfinite()).any()):
+        raise ArgumentError(
+            f"the outputs of the unquantized model hold NaN or infinity on batch {at} of the calibration, so "
+            "they cannot show what a weight costs. Give other batches, a model in bfloat16 or float32, or "
+            "cost='output', which looks at the outputs of each weight"
+        )
+    return outputs
 
 
 def _divergence(exact: Outputs, changed: Outputs) -> tuple[float, float]:

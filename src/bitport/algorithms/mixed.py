@@ -2,9 +2,10 @@
 
 The cost of a weight in a scheme is measured with all other weights unchanged, and costs are added up:
 
-    "kl"        KL(p || q) of the model's predictions in nats per token, over ``sample`` batches; for a model without
-                logits, the squared error of its outputs relative to their squared norm. Takes one run of the model
-                per weight and scheme: expensive, but it measures what matters
+    "fisher"    KL(p || q) of the model's predictions in nats per token; for a model without logits, the squared error
+                of its outputs relative to their squared norm. Estimated over all batches from gradients
+                (:mod:`bitport.algorithms.curvature`), by as many runs for any number of weights and schemes
+    "kl"        the same over ``sample`` batches, by one run of the model per weight and scheme: exact, expensive
     "output"    the squared error of the weight's own output relative to its squared norm: one run of the model in all
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from bitport.algorithms import Algorithm
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply, output_squares
+from bitport.algorithms.curvature import Candidates, estimated
 from bitport.algorithms.distance import Distance
 from bitport.algorithms.mixed_core import Option, check_least, choose
 from bitport.arguments import bytes_of
@@ -42,7 +44,7 @@ from bitport.schemes.target import by_storage
 from bitport.tensor import QTensor
 
 CANDIDATES = ("int2", "int3", "int4", "int8")
-COSTS = ("kl", "output")
+COSTS = ("fisher", "kl", "output")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,7 @@ def mixed(
     bits: float | None = None,
     nbytes: int | str | None = None,
     algorithm: str | Algorithm = "rtn",
-    cost: str = "kl",
+    cost: str = "fisher",
     sample: int = 2,
     rules: Sequence[Rule] = (),
     together: Sequence[Sequence[str]] = (),
@@ -97,9 +99,11 @@ def mixed(
     ``calibrate``: as for :func:`quantize_`.
     ``algorithm``: the one by which the model will be quantized. Of several, such as ``"awq+gptq"``, only the last is
     used to measure: the costs leave out what the others change in the model.
-    ``cost``: how the cost of a candidate for a weight is measured, all other weights being float: "kl", by how far the
-    model's predictions move on the first ``sample`` batches, which takes one run for each weight and candidate; or
-    "output", by how far the weight's own output moves, which takes one run in all.
+    ``cost``: how the cost of a candidate for a weight is measured, all other weights being float: "fisher", by how far
+    the model's predictions move, estimated from gradients, which takes 64 runs with gradients or one for each batch,
+    and memory for all candidates of all weights; "kl", by how far they really move on the first ``sample`` batches,
+    which takes one run for each weight and candidate; or "output", by how far the weight's own output moves, which
+    takes one run in all.
     ``together``: lists of globs; children of one module whose names fit globs of the same list share a scheme, as tied
     weights always do.
     """
@@ -162,7 +166,7 @@ def costs(
     *,
     calibrate: Iterable[Any] | Callable[[nn.Module], Any],
     algorithm: str | Algorithm = "rtn",
-    cost: str = "kl",
+    cost: str = "fisher",
     sample: int = 2,
     rules: Sequence[Rule] = (),
     together: Sequence[Sequence[str]] = (),
@@ -180,22 +184,30 @@ def costs(
     tied = by_storage(targets)
     every = [names[0] for names in tied.values()]
     distance = Distance(model, batches[:sample]) if cost == "kl" else None
-    seen = {target.name for target in every} if by.needs_inputs or distance is None else set()
+    seen = {target.name for target in every} if by.needs_inputs or cost == "output" else set()
     work: Iterable[tuple[Target, Inputs | None]] = ((target, None) for target in every)
     work = measured(model, every, seen, batches) if seen else work
-    found: dict[str, tuple[Option, ...]] = {}
-    silent = set()
+    sizes: dict[str, list[int]] = {}
+    lost: dict[str, list[float]] = {}
+    held: dict[str, Candidates] = {}
+    altered = set()
     for target, inputs in with_progress(work, len(every), "measuring", progress):
-        value = target.weight(model)
+        value, key = target.weight(model), target.storage
         rounded = [apply(by, value, target, scheme, inputs, measure=False).as_parameter().q for scheme in schemes]
-        if distance is not None:
-            lost = [distance(tied[target.storage], q) for q in rounded]
+        sizes[key] = [q.nbytes for q in rounded]
+        if any(_differs(q, value) for q in rounded):
+            altered.add(key)
+        if cost == "fisher":
+            held[key] = Candidates(tied[key], rounded)
+        elif distance is not None:
+            lost[key] = [distance(tied[key], q) for q in rounded]
         else:
             assert inputs is not None
-            lost = of_outputs(value, rounded, target, inputs)
-        found[target.storage] = tuple(Option(q.nbytes, error) for q, error in zip(rounded, lost, strict=True))
-        if not any(lost) and any(_differs(q, value) for q in rounded):
-            silent.add(target.storage)
+            lost[key] = of_outputs(value, rounded, target, inputs)
+    if cost == "fisher":
+        lost = dict(zip(held, estimated(model, batches, list(held.values()), progress), strict=True))
+    found = {key: tuple(map(Option, sizes[key], lost[key])) for key in sizes}
+    silent = {key for key in altered if not any(lost[key])}
     alike = _alike(every, tied, together)
     if unknown := [group[0].name for group in alike if silent.issuperset(each.storage for each in group)]:
         raise ArgumentError(

@@ -37,9 +37,9 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-def run_fresh(module: nn.Module, batch: Any) -> Any:
-    """Run without gradients on a copy of the batch, because a module may modify its inputs."""
-    with torch.no_grad():
+def run_fresh(module: nn.Module, batch: Any, *, gradients: bool = False) -> Any:
+    """Run on a copy of the batch, because a module may modify its inputs."""
+    with torch.set_grad_enabled(gradients):
         return run_batch(module, _copied(batch))
 
 

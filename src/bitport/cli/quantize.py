@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from bitport.algorithms import TRANSFORMS, algorithm
-from bitport.algorithms.mixed import CANDIDATES, check_size, mixed
+from bitport.algorithms.mixed import CANDIDATES, COSTS, check_size, mixed
 from bitport.algorithms.solving import uses_data
 from bitport.api import quantize_
 from bitport.calibrate.processes import Processes
@@ -69,6 +69,12 @@ def add_parser(verbs: Any) -> None:
         type=lambda text: tuple(map(scheme_name, text.split(","))),
         metavar="SCHEME,...",
         help=f"with --scheme auto: the schemes to choose from (default: {','.join(CANDIDATES)})",
+    )
+    verb.add_argument(
+        "--cost",
+        choices=COSTS,
+        help="with --scheme auto: what a scheme costs a weight: fisher (default), how far predictions move, estimated "
+        "from gradients; kl, the same by a run for each weight and scheme; output, how far its own outputs move",
     )
     verb.add_argument("--recipe", type=location, metavar="FILE", help="a JSON file with rules (docs/formats.md)")
     verb.add_argument(
@@ -156,6 +162,8 @@ def _check_auto(args: argparse.Namespace) -> None:
         raise UsageError("--scheme auto measures the model: give no --recipe and no --dry-run")
     if not auto and args.candidates:
         raise UsageError("--candidates goes with --scheme auto and --bits, which choose among them")
+    if not auto and args.cost:
+        raise UsageError("--cost goes with --scheme auto and --bits, which choose by it")
 
 
 def _show(args: argparse.Namespace, report: Report) -> None:
@@ -207,7 +215,8 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, runs: bool) -> Re
     batches = [each.to(args.device) for each in calibration.batches(args, model)] if runs else None
     if recipe is None:
         assert batches is not None
-        recipe = mixed(model, candidates, calibrate=batches, algorithm=args.algorithm, **options)
+        cost = args.cost or COSTS[0]
+        recipe = mixed(model, candidates, calibrate=batches, algorithm=args.algorithm, cost=cost, **options)
     data = batches if uses_data(args.algorithm, recipe) else None
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=data)
     if batches is not None:

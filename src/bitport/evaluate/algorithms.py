@@ -42,7 +42,7 @@ brackets the change against bf16, {baseline:.4f}.
 - `awq+signround`, `awq+gptq`: the scales of the first, then the second instead of clipping.
 - `smooth` scales channels as `awq` does, so that rounding the inputs hurts less, and rounds to nearest.
 - `mixed` gives each weight a scheme of its own, out of {candidates},
-  so that all together are no larger than in the row's scheme: what each costs was measured, and the weights are
+  so that all together are no larger than in the row's scheme: what each costs was estimated, and the weights are
   quantized, by `gptq`.
 
 The first three need no data, the others see {calibration} tokens of `calibration.txt`. All give ordinary weights of a
@@ -129,7 +129,7 @@ class Measurer:
     @functools.cached_property
     def _costs(self) -> Costs:
         base, batches = self.yardstick.base, self.batches
-        return costs(base, CANDIDATES, calibrate=batches, algorithm="gptq", sample=1, progress=False)
+        return costs(base, CANDIDATES, calibrate=batches, algorithm="gptq", progress=False)
 
 
 def as_markdown(data: dict[str, Any]) -> str:
