@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bitport
-from bitport.algorithms import curvature
+from bitport.algorithms import curvature, mixed
 from bitport.algorithms.mixed import costs
 from bitport.errors import ArgumentError
 
@@ -113,14 +113,16 @@ def test_gradients_reach_through_quantized_layers() -> None:
     assert set(errors(model, "int4-g32", rules=rules)) == {"first.weight", "last.weight"}
 
 
-def test_models_without_gradients() -> None:
+def test_models_without_gradients_are_told_before_anything_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sealed(Speaking):
         forward = torch.no_grad()(Speaking.forward)
 
-    with pytest.raises(ArgumentError, match=r"outputs of Sealed have no gradient .*: take cost='kl'"):
-        errors(Sealed(), "int4-g32")
     with torch.inference_mode():
         model = Speaking()
-    with pytest.raises(ArgumentError, match=r"made in inference mode .*: take cost='kl'"):
-        errors(model, "int4-g32")
+    with monkeypatch.context() as patched:
+        patched.setattr(mixed, "apply", lambda *_, **__: pytest.fail("rounded"))
+        with pytest.raises(ArgumentError, match=r"outputs of Sealed have no gradient .*: take cost='kl'"):
+            errors(Sealed(), "int4-g32")
+        with pytest.raises(ArgumentError, match=r"made in inference mode .*: take cost='kl'"):
+            errors(model, "int4-g32")
     assert errors(model, "int4-g32", cost="kl")

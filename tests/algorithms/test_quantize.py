@@ -380,3 +380,21 @@ def test_an_algorithm_in_the_making(by: Callable[[Tensor, Format], Any], said: s
     """One that wrote into the weight was reported with the error of what it had written: none at all."""
     with pytest.raises(ArgumentError, match=said):
         bitport.quantize_(copy.deepcopy(model), "int4-g32", algorithm=Own(by))
+
+
+class Forgetful:
+    """A transform whose model_ returns nothing."""
+
+    name: ClassVar[str] = "forgetful"
+    needs_model: ClassVar[bool] = False
+
+    def model_(self, model: nn.Module, batches: Any) -> Any: ...
+
+    def block_(self, block: Any) -> None: ...
+
+
+def test_a_transform_in_the_making(model: Model) -> None:
+    with pytest.raises(ArgumentError, match="model_ of the transform forgetful has returned NoneType, not a dict"):
+        bitport.quantize_(
+            copy.deepcopy(model), "int4-g32", algorithm=[Forgetful(), "rtn"], calibrate=[torch.randn(4, 64)]
+        )

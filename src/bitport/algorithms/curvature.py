@@ -39,26 +39,32 @@ class Candidates(NamedTuple):
     rounded: Sequence[QTensor]
 
 
-def estimated(
-    model: nn.Module, batches: Sequence[Any], candidates: Sequence[Candidates], progress: bool | None = None
-) -> list[list[float]]:
-    """The distance of the outputs, for each weight and each that it may be rounded to. The same numbers are drawn on
-    each call and on every device."""
+def check_gradients(model: nn.Module, batch: Any, weights: Sequence[Sequence[Target]]) -> None:
+    """Raise ArgumentError if the outputs tell nothing, before hours are spent on rounding. ``weights``: the names of
+    each."""
     if any(param.is_inference() for param in model.parameters()):
         raise ArgumentError(
             "weights that were made in inference mode have no gradients: take cost='kl', which needs none, or make the "
             "model outside torch.inference_mode()"
         )
+    with _leaves(model, weights):
+        if not checked(outputs_of(model, batch, gradients=True), 0).value.requires_grad:
+            raise ArgumentError(
+                f"the outputs of {type(model).__name__} have no gradient by its weights: take cost='kl', which needs "
+                "none"
+            )
+
+
+def estimated(
+    model: nn.Module, batches: Sequence[Any], candidates: Sequence[Candidates], progress: bool | None = None
+) -> list[list[float]]:
+    """The distance of the outputs, for each weight and each that it may be rounded to. The same numbers are drawn on
+    each call and on every device."""
     drawn, scale = torch.Generator("cpu").manual_seed(0), 0.0
     with _leaves(model, [each.targets for each in candidates]) as leaves:
         squares = [_squares(leaf, each.rounded) for leaf, each in zip(leaves, candidates, strict=True)]
         for at, batch in enumerate(with_progress(batches, len(batches), "taking gradients", progress)):
             outputs = checked(outputs_of(model, batch, gradients=True), at)
-            if not outputs.value.requires_grad:
-                raise ArgumentError(
-                    f"the outputs of {type(model).__name__} have no gradient by its weights: take cost='kl', which "
-                    "needs none"
-                )
             for _ in range(math.ceil(PROBES / len(batches))):
                 scale += _probe(outputs, drawn, leaves)
             del outputs  # and with it what is kept for gradients, before the next run

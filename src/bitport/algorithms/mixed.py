@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bitport.algorithms import Algorithm
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply, output_squares
-from bitport.algorithms.curvature import Candidates, estimated
+from bitport.algorithms.curvature import Candidates, check_gradients, estimated
 from bitport.algorithms.distance import Distance
 from bitport.algorithms.mixed_core import Option, check_least, choose
 from bitport.arguments import bytes_of
@@ -184,6 +184,8 @@ def costs(
     tied = by_storage(targets)
     every = [names[0] for names in tied.values()]
     distance = Distance(model, batches[:sample]) if cost == "kl" else None
+    if cost == "fisher" and every:
+        check_gradients(model, batches[0], list(tied.values()))
     seen = {target.name for target in every} if by.needs_inputs or cost == "output" else set()
     work: Iterable[tuple[Target, Inputs | None]] = ((target, None) for target in every)
     work = measured(model, every, seen, batches) if seen else work

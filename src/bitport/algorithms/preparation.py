@@ -65,6 +65,11 @@ class Preparation:
         for transform in self.transforms:
             with no_autocast():
                 told = transform.model_(self.model, batches)
+            if not isinstance(told, dict):
+                raise ArgumentError(
+                    f"model_ of the transform {transform.name} has returned {type(told).__name__}, not a dict of notes "
+                    "by the names of weights, which may be empty"
+                )
             for name, note in told.items():
                 self.notes.setdefault(name, []).append(f"{transform.name}: {note}")
 
