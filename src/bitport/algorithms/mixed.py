@@ -100,10 +100,10 @@ def mixed(
     ``algorithm``: the one by which the model will be quantized. Of several, such as ``"awq+gptq"``, only the last is
     used to measure: the costs leave out what the others change in the model.
     ``cost``: how the cost of a candidate for a weight is measured, all other weights being float: "fisher", by how far
-    the model's predictions move, estimated from gradients, which takes 64 runs with gradients or one for each batch,
-    and memory for all candidates of all weights; "kl", by how far they really move on the first ``sample`` batches,
-    which takes one run for each weight and candidate; or "output", by how far the weight's own output moves, which
-    takes one run in all.
+    the model's predictions move, estimated from gradients, which takes 64 runs with gradients, or one for each batch if
+    there are more, and memory for all candidates of all weights; "kl", by how far they really move on the first
+    ``sample`` batches, which takes one run for each weight and candidate; or "output", by how far the weight's own
+    output moves, which takes one run in all.
     ``together``: lists of globs; children of one module whose names fit globs of the same list share a scheme, as tied
     weights always do.
     """
