@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport
@@ -43,6 +44,18 @@ class Plain(Speaking):
         return super().forward(x).logits
 
 
+class Experts(nn.Module):
+    """The first sees every token, the second those of a sequence from the third on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(2, 32, 48) / 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        late = (torch.arange(x.shape[-2]) > 1)[:, None]
+        return torch.tanh(F.linear(x, self.up[0])) + late * F.linear(x, self.up[1])
+
+
 @pytest.mark.parametrize("kind", [Speaking, Plain])
 def test_small_changes_cost_what_they_move(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """The third order, which the estimate leaves out, is smaller than the second by the size of the change: at eight
@@ -64,17 +77,19 @@ def test_few_bits_cost_about_what_they_move() -> None:
 
 
 def test_weights_as_layers_store_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transposed, and in stacks of experts."""
+    """Transposed, three in one, and in stacks of experts."""
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
 
     class Layers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.mlp = pytest.importorskip("transformers.pytorch_utils").Conv1D(48, 64)
+            self.mlp = conv1d(48, 64)
             self.attention = nn.MultiheadAttention(48, 3, batch_first=True)
+            self.experts = Experts()
 
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.mlp(x)
-            return self.attention(hidden, hidden, hidden, need_weights=False)[0]
+            return self.experts(self.attention(hidden, hidden, hidden, need_weights=False)[0])
 
     torch.manual_seed(0)
     model = Layers()
@@ -82,7 +97,7 @@ def test_weights_as_layers_store_them(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = costs(model, ["int8"], calibrate=batches, cost="kl", sample=4)
     monkeypatch.setattr(curvature, "PROBES", PROBES)
     estimated = costs(model, ["int8"], calibrate=batches)
-    assert len(exact.options) == 3
+    assert len(exact.options) == 4
     for one, other in zip(exact.options, estimated.options, strict=True):
         assert other[0].error == pytest.approx(one[0].error, rel=NEAR)
 

@@ -14,15 +14,15 @@ and <g, d> is one inner product for each change, once g is known.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bitport.algorithms.distance import Outputs, checked, outputs_of
+from bitport.calibrate.contexts import replaced_weights
 from bitport.errors import ArgumentError
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Target
@@ -47,7 +47,7 @@ def check_gradients(model: nn.Module, batch: Any, weights: Sequence[Sequence[Tar
             "weights that were made in inference mode have no gradients: take cost='kl', which needs none, or make the "
             "model outside torch.inference_mode()"
         )
-    with _leaves(model, weights):
+    with replaced_weights(model, weights, _leaves(model, weights)):
         if not checked(outputs_of(model, batch, gradients=True), 0).value.requires_grad:
             raise ArgumentError(
                 f"the outputs of {type(model).__name__} have no gradient by its weights: take cost='kl', which needs "
@@ -61,8 +61,10 @@ def estimated(
     """The distance of the outputs, for each weight and each that it may be rounded to. The same numbers are drawn on
     each call and on every device."""
     drawn, scale = torch.Generator("cpu").manual_seed(0), 0.0
-    with _leaves(model, [each.targets for each in candidates]) as leaves:
-        squares = [_squares(leaf, each.rounded) for leaf, each in zip(leaves, candidates, strict=True)]
+    weights = [each.targets for each in candidates]
+    leaves = _leaves(model, weights)
+    squares = [_squares(leaf, each.rounded) for leaf, each in zip(leaves, candidates, strict=True)]
+    with replaced_weights(model, weights, leaves):
         for at, batch in enumerate(with_progress(batches, len(batches), "taking gradients", progress)):
             outputs = checked(outputs_of(model, batch, gradients=True), at)
             for _ in range(math.ceil(PROBES / len(batches))):
@@ -71,23 +73,10 @@ def estimated(
     return [[total / scale if scale else total for total in each.tolist()] for each in squares]
 
 
-@contextlib.contextmanager
-def _leaves(model: nn.Module, weights: Sequence[Sequence[Target]]) -> Iterator[list[nn.Parameter]]:
-    """Parameters in the place of the weights, which share their numbers and nothing else: they are not frozen, and have
-    no gradients yet and no hooks of an optimizer."""
-    before = [names[0].weight(model) for names in weights]
-    leaves = [nn.Parameter(value.detach()) for value in before]
-    try:
-        _put(model, weights, leaves)
-        yield leaves
-    finally:
-        _put(model, weights, before)
-
-
-def _put(model: nn.Module, weights: Sequence[Sequence[Target]], values: Sequence[Tensor]) -> None:
-    for names, value in zip(weights, values, strict=True):
-        for target in names:
-            target.put(model, value)
+def _leaves(model: nn.Module, weights: Sequence[Sequence[Target]]) -> list[nn.Parameter]:
+    """Parameters that share with the weights their numbers and nothing else: they are not frozen, and have no gradients
+    yet and no hooks of an optimizer."""
+    return [nn.Parameter(names[0].weight(model).detach()) for names in weights]
 
 
 def _squares(leaf: nn.Parameter, rounded: Sequence[QTensor]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bitport.calibrate.batches import run_fresh
-from bitport.calibrate.contexts import evaluating
+from bitport.calibrate.contexts import evaluating, replaced_weights
 from bitport.errors import ArgumentError
 from bitport.numerics import kl_terms
 from bitport.schemes import Target
@@ -37,28 +37,20 @@ class Distance:
 
     def __call__(self, targets: Sequence[Target], q: QTensor) -> float:
         """Return the distance with the weight that ``targets`` name replaced by ``q``."""
-        before = targets[0].weight(self.model)
-        try:
-            for target in targets:
-                target.put(self.model, q)
+        with replaced_weights(self.model, [targets], [q]):
             pairs = [
                 (exact, outputs_of(self.model, batch)) for exact, batch in zip(self.exact, self.batches, strict=True)
             ]
-        finally:
-            for target in targets:
-                target.put(self.model, before)
         lost, scale = (sum(each) for each in zip(*itertools.starmap(_divergence, pairs), strict=True))
         return lost / scale if scale else lost
 
 
 def outputs_of(model: nn.Module, batch: Any, *, gradients: bool = False) -> Outputs:
-    with evaluating(model):
-        result = run_fresh(model, batch, gradients=gradients)
-        with torch.set_grad_enabled(gradients):
-            return _outputs(model, result)
+    with evaluating(model), torch.set_grad_enabled(gradients):
+        return _floats(model, run_fresh(model, batch, gradients=gradients))
 
 
-def _outputs(model: nn.Module, result: Any) -> Outputs:
+def _floats(model: nn.Module, result: Any) -> Outputs:
     logits = getattr(result, "logits", None)
     if isinstance(logits, Tensor):
         return Outputs(logits.float().log_softmax(-1), True)

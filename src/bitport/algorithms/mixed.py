@@ -45,6 +45,7 @@ from bitport.tensor import QTensor
 
 CANDIDATES = ("int2", "int3", "int4", "int8")
 COSTS = ("fisher", "kl", "output")
+"""The first is the default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def mixed(
     bits: float | None = None,
     nbytes: int | str | None = None,
     algorithm: str | Algorithm = "rtn",
-    cost: str = "fisher",
+    cost: str = COSTS[0],
     sample: int = 2,
     rules: Sequence[Rule] = (),
     together: Sequence[Sequence[str]] = (),
@@ -166,7 +167,7 @@ def costs(
     *,
     calibrate: Iterable[Any] | Callable[[nn.Module], Any],
     algorithm: str | Algorithm = "rtn",
-    cost: str = "fisher",
+    cost: str = COSTS[0],
     sample: int = 2,
     rules: Sequence[Rule] = (),
     together: Sequence[Sequence[str]] = (),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import BaseTorchFunctionMode
+
+from bitport.schemes import Target
 
 
 @contextlib.contextmanager
@@ -47,6 +49,24 @@ def in_use(model: nn.Module) -> Iterator[None]:
         finally:
             for config, uses in before:
                 config.use_cache = uses
+
+
+@contextlib.contextmanager
+def replaced_weights(model: nn.Module, weights: Sequence[Sequence[Target]], values: Sequence[Tensor]) -> Iterator[None]:
+    """Put ``values`` in the place of weights, and back what was there. ``weights``: the names of each, all of them if
+    it is tied."""
+    before = [names[0].weight(model) for names in weights]
+    try:
+        _put(model, weights, values)
+        yield
+    finally:
+        _put(model, weights, before)
+
+
+def _put(model: nn.Module, weights: Sequence[Sequence[Target]], values: Sequence[Tensor]) -> None:
+    for names, value in zip(weights, values, strict=True):
+        for target in names:
+            target.put(model, value)
 
 
 def writable(module: nn.Module) -> AbstractContextManager[Any]:

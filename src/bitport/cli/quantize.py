@@ -73,8 +73,9 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--cost",
         choices=COSTS,
-        help="with --scheme auto: what a scheme costs a weight: fisher (default), how far predictions move, estimated "
-        "from gradients; kl, the same by a run for each weight and scheme; output, how far its own outputs move",
+        help="with --scheme auto: what a scheme costs a weight: fisher, how far predictions move, estimated from "
+        "gradients; kl, the same by a run for each weight and scheme; output, how far its own outputs move "
+        f"(default: {COSTS[0]})",
     )
     verb.add_argument("--recipe", type=location, metavar="FILE", help="a JSON file with rules (docs/formats.md)")
     verb.add_argument(
