@@ -169,8 +169,9 @@ test-windows:
 sanitize-shim: $(SANITIZED)/shim_test
 	$(SANITIZE_RUN) $< $(SANITIZE_ARGS)
 
-# Optimizer steps need tables made by Python, so their Python tests run with a library built with sanitizers.
-STEP_TESTS := tests/backends/test_native_optimizer_step.py
+# Optimizer steps need tables made by Python, and attention torch's tensors, so their Python tests run with a library
+# built with sanitizers.
+STEP_TESTS := tests/backends/test_native_optimizer_step.py tests/backends/test_native_attention.py
 STEP_LIBRARY := $(SANITIZED)/src/bitport/backends/cpu/libbitport_kernels.so
 
 sanitize-step: $(VENV)/.test $(STEP_LIBRARY)

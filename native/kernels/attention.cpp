@@ -222,9 +222,15 @@ class Piece {
       int64_t seen = count;
       if (a_.causal) seen = smaller(seen, a_.quantized + a_.dense - a_.rows + query_row(r) + 1 - first);
       if (a_.mask) {
-        const float* mask = a_.mask + sequence_ * a_.mask_step[0] + query_head(r) * a_.mask_step[1] +
-                            query_row(r) * a_.mask_step[2] + first * a_.mask_step[3];
-        for (int64_t t = 0; t < seen; ++t) s[t] += in_log2(mask[t * a_.mask_step[3]]);
+        const int64_t at = sequence_ * a_.mask_step[0] + query_head(r) * a_.mask_step[1] + query_row(r) * a_.mask_step[2] +
+                           first * a_.mask_step[3];
+        if (a_.mask_type == BITPORT_F32) {
+          const float* mask = static_cast<const float*>(a_.mask) + at;
+          for (int64_t t = 0; t < seen; ++t) s[t] += in_log2(mask[t * a_.mask_step[3]]);
+        } else {
+          const uint8_t* mask = static_cast<const uint8_t*>(a_.mask) + at;
+          for (int64_t t = 0; t < seen; ++t) s[t] += mask[t * a_.mask_step[3]] ? 0.0f : -INFINITY;
+        }
       }
       for (int64_t t = seen < 0 ? 0 : seen; t < kPanel; ++t) s[t] = -INFINITY;
       const float before = state[2 * r], here = attend_.largest(s), most = here > before ? here : before;
@@ -293,9 +299,11 @@ int32_t check(const BitportAttention* a, int32_t isa) {
   if (const int32_t code = check_tokens(*a, a->keys, true)) return code;
   if (const int32_t code = check_tokens(*a, a->values, false)) return code;
   if (outside(a->batch * a->heads, 0) || outside(a->batch * a->heads * a->rows, 0)) return kBadShape;
-  if (a->mask)
+  if (a->mask) {
+    if (a->mask_type != BITPORT_F32 && a->mask_type != BITPORT_U8) return kBadType;
     for (const int64_t step : a->mask_step)
       if (step < 0) return kBadShape;
+  }
   if (isa >= 0 && !bitport_has_isa(isa)) return kNoIsa;
   return a->batch * a->heads * a->rows == 0 || (a->q && a->y) ? kOk : kNullPointer;
 }

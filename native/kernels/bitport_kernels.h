@@ -109,17 +109,17 @@ struct BitportTokens {
 
 // y [batch][heads][rows][width of values] = softmax(q K^T * scale + mask) V. q and y have the same type (F32, BF16,
 // F16). Query head h uses key and value head h / (heads / groups). mask [batch][heads][rows][tokens] with strides
-// mask_step (0: broadcast along that axis), or null. causal: row i sees tokens up to and including tokens - rows + i. A
-// row that sees no token yields zeros.
+// mask_step (0: broadcast along that axis), or null: numbers (F32) that are added to the scores, or bytes (U8), of which
+// 0 hides a token. causal: row i sees tokens up to and including tokens - rows + i. A row that sees no token yields zeros.
 struct BitportAttention {
   BitportTokens keys, values;
   const void* q;
   void* y;
-  const float* mask;
+  const void* mask;
   int64_t mask_step[4];
   int64_t batch, heads, groups, rows, first_dense, quantized, dense;   // dense: all of them, first_dense among these
   float scale;
-  int32_t causal, type;
+  int32_t causal, type, mask_type;
 };
 BITPORT_API int32_t bitport_attention(const BitportAttention* attention, int32_t threads, int32_t isa);
 
@@ -147,12 +147,19 @@ struct BitportFormat {
   int32_t has_zero;           // 1: some code, with its zero point, can mean 0; else a block of zeros has scale 0
 };
 
-// Rounds x [n, k] of x_type (F32, BF16, F16), rows contiguous, to nearest. codes: dense along k, lowest bits first,
-// [n, ceil(k * bits / 8)] bytes; scale and zero: [ceil(n / block_n), ceil(k / block_k)]; scale2: one number. zero and
-// scale2 are null if the format has none.
-BITPORT_API int32_t bitport_quantize(const BitportFormat* format, const void* x, int32_t x_type, int64_t n, int64_t k,
-                                     uint8_t* codes, void* scale, void* zero, float* scale2, int32_t threads,
-                                     int32_t isa);
+// Where several quantized matrices go. codes: dense along k, lowest bits first, [n, ceil(k * bits / 8)] bytes; scale and
+// zero: [ceil(n / block_n), ceil(k / block_k)]; scale2: one number. zero and scale2 are null if the format has none. The
+// next matrix is `apart` bytes further, its scale2 is the next number.
+struct BitportPlaces {
+  uint8_t* codes;
+  void *scale, *zero;
+  float* scale2;
+  int64_t codes_apart, scale_apart, zero_apart;
+};
+
+// Rounds `count` matrices x [count, n, k] of x_type (F32, BF16, F16), contiguous, to nearest.
+BITPORT_API int32_t bitport_quantize(const BitportFormat* format, const void* x, int32_t x_type, int64_t count, int64_t n,
+                                     int64_t k, const BitportPlaces* to, int32_t threads, int32_t isa);
 
 // How an optimizer moment is stored in codes of 4 or 8 bits: blocks of up to 256 numbers of a row share a scale. Tables
 // describe the number type, so the code does not depend on it. A number x is coded by q = x * (1 / scale).

@@ -164,24 +164,41 @@ int32_t check(const BitportFormat& f, int32_t x_type, int64_t n, int64_t k) {
 }  // namespace
 }  // namespace bitport
 
-int32_t bitport_quantize(const BitportFormat* format, const void* x, int32_t x_type, int64_t n, int64_t k, uint8_t* codes,
-                         void* scale, void* zero, float* scale2, int32_t threads, int32_t isa) {
+int32_t bitport_quantize(const BitportFormat* format, const void* x, int32_t x_type, int64_t count, int64_t n, int64_t k,
+                         const BitportPlaces* to, int32_t threads, int32_t isa) {
   using namespace bitport;
-  if (!format) return kNullPointer;
+  if (!format || !to) return kNullPointer;
   if (const int32_t code = check(*format, x_type, n, k)) return code;
+  if (count < 0 || count > kMost || to->codes_apart < 0 || to->scale_apart < 0 || to->zero_apart < 0) return kBadShape;
   if (isa < 0) isa = bitport_best_isa();
   if (!bitport_has_isa(isa)) return kNoIsa;
   const Loops& loops = loops_of(isa);
   const Loops::Encode encode = loops.encode(*format);
   if (!encode) return kBadType;
-  if (n == 0) return kOk;
-  if (!x || !codes || !scale || (format->zero_type >= 0 && !zero) || (format->global && !scale2) ||
+  if (n == 0 || count == 0) return kOk;
+  if (!x || !to->codes || !to->scale || (format->zero_type >= 0 && !to->zero) || (format->global && !to->scale2) ||
       (format->kind == BITPORT_CODEBOOK && !format->thresholds))
     return kNullPointer;
   BitportFormat f = *format;
   f.block_n = smaller(f.block_n, n);
   f.block_k = smaller(f.block_k, k);
-  Quantizing work{f, static_cast<const char*>(x), x_type, n, k, codes, scale, zero, scale2, loops,
-                  engine_for(isa, BITPORT_F32, 1), encode};
-  return work.run(threads) ? kOk : kNoMemory;
+  const auto quantize = [&](int64_t at, int32_t its_threads) {
+    Quantizing work{f, static_cast<const char*>(x) + at * n * k * width_of(x_type), x_type, n, k,
+                    to->codes + at * to->codes_apart, static_cast<char*>(to->scale) + at * to->scale_apart,
+                    to->zero ? static_cast<char*>(to->zero) + at * to->zero_apart : nullptr,
+                    to->scale2 ? to->scale2 + at : nullptr, loops, engine_for(isa, BITPORT_F32, 1), encode};
+    return work.run(its_threads);
+  };
+  std::atomic<bool> failed{false};
+  if (n * k >= 2 * kGrain) {
+    for (int64_t at = 0; at < count && !failed; ++at)
+      if (!quantize(at, threads)) failed = true;
+  } else {   // too small to be shared
+    const int64_t together = kGrain / (n * k) + 1;
+    share(ceil_div(count, together), count < 2 * together ? 1 : threads, [&](int64_t i) {
+      for (int64_t at = i * together; at < smaller((i + 1) * together, count); ++at)
+        if (!quantize(at, 1)) failed = true;
+    });
+  }
+  return failed ? kNoMemory : kOk;
 }

@@ -91,7 +91,13 @@ void try_attention(int64_t number, uint64_t seed) {
   for (int64_t i = 0; i < q.count; ++i) q.set_random(i, random, -3, 1);
   const bool masked = below(random, 3) == 0, causal = below(random, 2) == 0;
   Exact<float> mask(s.rows * tokens, some_place(random));
-  for (int64_t i = 0; i < s.rows * tokens; ++i) mask[i] = below(random, 3) ? float(below(random, 16)) / 8 - 1 : -INFINITY;
+  Exact<uint8_t> seen(s.rows * tokens, some_place(random));
+  const bool of_bytes = below(random, 2) == 0;
+  for (int64_t i = 0; i < s.rows * tokens; ++i) {
+    seen[i] = uint8_t(below(random, 3));
+    mask[i] = !seen[i] ? -INFINITY : of_bytes ? 0.0f : float(below(random, 16)) / 8 - 1;
+  }
+  const void* const given = of_bytes ? static_cast<const void*>(seen.data()) : mask.data();
   const float scale = 1 / std::sqrt(float(width));
   const int64_t count = s.batch * s.heads * s.rows * out;
   std::vector<double> wanted(size_t(count), 0), allowed(size_t(count), 0);
@@ -126,8 +132,9 @@ void try_attention(int64_t number, uint64_t seed) {
   for (int32_t isa : isas())
     for (const int32_t threads : {1, 3}) {
       Numbers y(type, count, some_place(random));
-      const BitportAttention a{keys.view, values.view, q.data(), y.data(), masked ? mask.data() : nullptr, {0, 0, tokens, 1},
-                               s.batch, s.heads, s.groups, s.rows, s.first, s.quantized, s.dense, scale, causal, type};
+      const BitportAttention a{keys.view, values.view, q.data(), y.data(), masked ? given : nullptr, {0, 0, tokens, 1},
+                               s.batch, s.heads, s.groups, s.rows, s.first, s.quantized, s.dense, scale, causal, type,
+                               of_bytes ? BITPORT_U8 : BITPORT_F32};
       EXPECT(bitport_attention(&a, threads, isa) == kOk, "attention refused");
       for (int64_t i = 0; i < count; ++i) {
         const double exact = wanted[size_t(i)], error = rounded_error(type, exact, allowed[size_t(i)]);
@@ -148,7 +155,8 @@ void try_attention_refusals() {
   const Kept keys(s, 32, 1, BITPORT_F32, random), values(s, 32, 1, BITPORT_F32, random);
   Exact<float> q(4 * 2 * 32, Place::heap), y(4 * 2 * 32, Place::heap);
   for (int64_t i = 0; i < 4 * 2 * 32; ++i) q[i] = 1;
-  const BitportAttention right{keys.view, values.view, q.data(), y.data(), nullptr, {0, 0, 0, 0}, 1, 4, 2, 2, 1, 40, 3, 1, 0, BITPORT_F32};
+  const BitportAttention right{keys.view, values.view, q.data(), y.data(), nullptr, {0, 0, 0, 0}, 1, 4, 2, 2, 1, 40, 3, 1, 0, BITPORT_F32,
+                              BITPORT_F32};
   using Spoil = std::function<void(BitportAttention&)>;
   const struct { const char* what; int32_t code; Spoil spoil; } refusals[] = {
       {"no q", kNullPointer, [](auto& a) { a.q = nullptr; }},
@@ -173,6 +181,8 @@ void try_attention_refusals() {
       {"9 bits", kBadShape, [](auto& a) { a.keys.bits = 9; }},
       {"group 24", kBadGroup, [](auto& a) { a.keys.group = 24; }},
       {"q of bytes", kBadType, [](auto& a) { a.type = BITPORT_U8; }},
+      {"a mask of halves", kBadType, [&](auto& a) { a.mask = q.data(); a.mask_type = BITPORT_F16; }},
+      {"a mask that steps back", kBadShape, [&](auto& a) { a.mask = q.data(); a.mask_step[3] = -1; }},
       {"scale of bytes", kBadType, [](auto& a) { a.keys.scale_type = BITPORT_U8; }},
       {"an isa that is none", kNoIsa, [](auto&) {}},
   };

@@ -51,11 +51,13 @@ struct Result {
   Exact<uint8_t> codes;
   Numbers scale, zero;
   Exact<float> scale2;
+  BitportPlaces places;
 
   Result(const BitportFormat& f, int64_t n, int64_t k, Random& random)
       : codes(n * ((k * f.bits + 7) / 8), some_place(random)), scale(f.scale_type, blocks(f, n, k), some_place(random)),
         zero(f.zero_type < 0 ? int32_t(BITPORT_U8) : f.zero_type, f.zero_type < 0 ? 0 : blocks(f, n, k), some_place(random)),
-        scale2(f.global ? 1 : 0, some_place(random)) {}
+        scale2(f.global ? 1 : 0, some_place(random)),
+        places{codes.data(), scale.data(), zero.data(), scale2.data(), 0, 0, 0} {}
 
   static int64_t blocks(const BitportFormat& f, int64_t n, int64_t k) {
     return ((n + f.block_n - 1) / f.block_n) * ((k + f.block_k - 1) / f.block_k);
@@ -111,10 +113,11 @@ void try_refused(Random& random) {
   const float x[8] = {1};
   float scale[8] = {5}, zero[8];
   uint8_t codes[8] = {0x5a};
+  const BitportPlaces to{codes, scale, zero, nullptr, 0, 0, 0};
   const auto refused = [&](const char* what, int32_t expected, auto spoil, int64_t n = 1, int64_t k = 8, bool x_null = false) {
     BitportFormat f = right;
     spoil(f);
-    const int32_t code = bitport_quantize(&f, x_null ? nullptr : x, BITPORT_F32, n, k, codes, scale, zero, nullptr, 1, -1);
+    const int32_t code = bitport_quantize(&f, x_null ? nullptr : x, BITPORT_F32, 1, n, k, &to, 1, -1);
     EXPECT(code == expected, "%s: \"%s\"", what, bitport_error(code));
     EXPECT(codes[0] == 0x5a && scale[0] == 5, "%s: something was written", what);
     ++cases;
@@ -136,11 +139,23 @@ void try_refused(Random& random) {
   refused("rule 4", kBadType, [](BitportFormat& f) { f.rule = 4; });
   refused("largest NaN", kBadType, [](BitportFormat& f) { f.largest = NAN; });
   refused("a global scale above float32", kBadType, [](BitportFormat& f) { f.global = 1; });
-  EXPECT(bitport_quantize(nullptr, x, BITPORT_F32, 1, 8, codes, scale, zero, nullptr, 1, -1) == kNullPointer, "no format");
-  EXPECT(bitport_quantize(&right, x, BITPORT_F32, 1, 8, codes, scale, zero, nullptr, 1, BITPORT_ISAS) == kNoIsa,
-         "an isa that is none");
-  EXPECT(bitport_quantize(&right, x, BITPORT_F32, 1, 8, codes, scale, nullptr, nullptr, 1, -1) == kNullPointer, "no zero");
-  cases += 3;
+  const auto call = [&](const BitportFormat* f, int64_t count, const BitportPlaces* places, int32_t isa) {
+    ++cases;
+    return bitport_quantize(f, x, BITPORT_F32, count, 1, 8, places, 1, isa);
+  };
+  BitportPlaces spoiled = to;
+  EXPECT(call(nullptr, 1, &to, -1) == kNullPointer, "no format");
+  EXPECT(call(&right, 1, nullptr, -1) == kNullPointer, "no places");
+  EXPECT(call(&right, 1, &to, BITPORT_ISAS) == kNoIsa, "an isa that is none");
+  EXPECT(call(&right, -1, &to, -1) == kBadShape, "-1 matrices");
+  EXPECT(call(&right, INT64_MAX, &to, -1) == kBadShape, "matrices beyond all");
+  EXPECT(call(&right, 0, &to, -1) == kOk, "no matrix");
+  spoiled.zero = nullptr;
+  EXPECT(call(&right, 1, &spoiled, -1) == kNullPointer, "no zero");
+  spoiled = to;
+  spoiled.scale_apart = -4;
+  EXPECT(call(&right, 1, &spoiled, -1) == kBadShape, "scales before each other");
+  EXPECT(codes[0] == 0x5a && scale[0] == 5, "something was written");
 }
 
 // The halves of the range are rounded separately: for subnormal numbers, a sum that is rounded once would differ.
@@ -156,9 +171,44 @@ void try_halves() {
   f.scale_type = f.zero_type = BITPORT_F32;
   uint8_t codes;
   float scale, zero;
-  EXPECT(bitport_quantize(&f, x, BITPORT_F32, 1, 2, &codes, &scale, &zero, nullptr, 1, -1) == kOk, "refused");
+  const BitportPlaces to{&codes, &scale, &zero, nullptr, 0, 0, 0};
+  EXPECT(bitport_quantize(&f, x, BITPORT_F32, 1, 1, 2, &to, 1, -1) == kOk, "refused");
   EXPECT(scale == 2 * (halves[0] + halves[1]), "%a", double(scale));
   ++cases;
+}
+
+// Several matrices, each as by itself, with unused bytes between them that stay as they are.
+void try_several(const BitportFormat& f, Random& random) {
+  const int64_t count = 1 + below(random, 40), n = 1 + below(random, 4), k = 1 + below(random, 300);
+  Numbers x(one_of(random, kFloats), count * n * k, some_place(random));
+  draw(x, count * n, k, random);
+  const Result one(f, n, k, random);
+  const int64_t room = 4 * below(random, 5);   // bytes; places of scales stay aligned
+  const int64_t codes_apart = int64_t(one.codes.bytes()) + room, scale_apart = int64_t(one.scale.bytes()) + room;
+  const int64_t zero_apart = int64_t(one.zero.bytes()) + room;
+  std::vector<uint8_t> codes(size_t(count * codes_apart), 0xa5), scale(size_t(count * scale_apart), 0xa5);
+  std::vector<uint8_t> zero(size_t(count * zero_apart), 0xa5);
+  std::vector<float> scale2(static_cast<size_t>(count));
+  const BitportPlaces to{codes.data(), scale.data(), f.zero_type < 0 ? nullptr : zero.data(),
+                         f.global ? scale2.data() : nullptr, codes_apart, scale_apart, zero_apart};
+  const std::vector<int32_t> known = isas();
+  const int32_t isa = known[size_t(below(random, int64_t(known.size())))], threads = int32_t(1 + below(random, 3));
+  EXPECT(bitport_quantize(&f, x.data(), x.type, count, n, k, &to, threads, isa) == kOk, "refused");
+  for (int64_t at = 0; at < count; ++at) {
+    Result own(f, n, k, random);
+    const auto* from = static_cast<const uint8_t*>(x.data()) + at * n * k * bytes_of(x.type);
+    EXPECT(bitport_quantize(&f, from, x.type, 1, n, k, &own.places, 1, BITPORT_SCALAR) == kOk, "refused");
+    const auto expect_same = [&](const char* what, const uint8_t* all, int64_t apart, const void* alone, size_t bytes) {
+      const uint8_t* here = all + at * apart;
+      EXPECT(bytes == 0 || std::memcmp(here, alone, bytes) == 0, "%s of matrix %lld of %lld", what, (long long)at, (long long)count);
+      for (int64_t i = int64_t(bytes); i < apart; ++i) EXPECT(here[i] == 0xa5, "%s: wrote beyond its end", what);
+    };
+    expect_same("codes", codes.data(), codes_apart, own.codes.data(), own.codes.bytes());
+    expect_same("scale", scale.data(), scale_apart, own.scale.data(), own.scale.bytes());
+    expect_same("zero", zero.data(), zero_apart, own.zero.data(), f.zero_type < 0 ? 0 : own.zero.bytes());
+    EXPECT(!f.global || std::memcmp(&scale2[size_t(at)], own.scale2.data(), 4) == 0, "scale2 of matrix %lld", (long long)at);
+    ++cases;
+  }
 }
 
 }  // namespace
@@ -174,8 +224,7 @@ void try_quantize(int64_t number, uint64_t seed) {
   Numbers x(one_of(random, kFloats), n * k, some_place(random));
   draw(x, n, k, random);
   const auto run = [&](Result& y, int32_t threads, int32_t isa) {
-    const int32_t code = bitport_quantize(&f, x.data(), x.type, n, k, y.codes.data(), y.scale.data(), y.zero.data(),
-                                          y.scale2.data(), threads, isa);
+    const int32_t code = bitport_quantize(&f, x.data(), x.type, 1, n, k, &y.places, threads, isa);
     EXPECT(code == kOk, "%s: %s", bitport_isa_name(isa), bitport_error(code));
     ++cases;
   };
@@ -189,4 +238,5 @@ void try_quantize(int64_t number, uint64_t seed) {
            bitport_isa_name(isa), f.kind, f.bits, (long long)f.block_n, (long long)f.block_k, f.scale_type, f.zero_type,
            x.type);
   }
+  if (number % 4 == 0) try_several(f, random);
 }

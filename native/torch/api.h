@@ -9,6 +9,8 @@ namespace bitport {
 // One argument or result of a boxed kernel, 64 bits:
 //   Tensor      an owned TensorHandle
 //   int         the value
+//   bool        0 or 1
+//   float       the bits of a double
 //   ScalarType  torch's number for it, as returned by the dtype functions
 //   str         an owned StringHandle
 //   T[]         an owned ListHandle
@@ -51,8 +53,10 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
   F(aoti_torch_dtype_float8_e4m3fn, int32_t, ()) \
   F(torch_dtype_float8_e8m0fnu, int32_t, ())
 
-// Additional functions for registration.
+// Additional functions for registration and what only kernels of registered ops need.
 #define BITPORT_LIBRARY_FUNCTIONS(F) \
+  F(aoti_torch_get_strides, int32_t, (TensorHandle, int64_t**)) \
+  F(aoti_torch_dtype_bool, int32_t, ()) \
   F(aoti_torch_library_init_impl, int32_t, \
     (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
   F(torch_library_impl, int32_t, (LibraryHandle, const char* op, Kernel, uint64_t abi)) \
@@ -77,7 +81,7 @@ struct Api {
 #undef BITPORT_DECLARE
   int32_t device = -1;      // device type of accepted tensors: the CPU, unless a host sets another
   int32_t dtypes[6] = {};   // torch's dtypes by BitportType
-  int32_t int32 = -1, int64 = -1;
+  int32_t int32 = -1, int64 = -1, boolean = -1;   // boolean: not known in native/shim
 
   const char* load(const char* libtorch_cpu);   // looks functions up by name in that library; null, or what is missing
   void link();                                  // sets the tensor functions as resolved by the linker (native/shim)

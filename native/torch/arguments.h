@@ -1,5 +1,6 @@
 // The arguments of a boxed kernel: borrowed while it runs, released afterwards.
 #pragma once
+#include <cstring>
 #include <string_view>
 #include "api.h"
 
@@ -13,6 +14,13 @@ inline TensorHandle optional(Value value) {
   return held ? tensor(*held) : nullptr;
 }
 
+// A float? argument, or `otherwise`.
+inline double number(Value value, double otherwise) {
+  const Value* held = reinterpret_cast<const Value*>(value);
+  if (held) std::memcpy(&otherwise, held, sizeof(otherwise));
+  return otherwise;
+}
+
 inline std::string_view text(Value value) {
   const StringHandle handle = reinterpret_cast<StringHandle>(value);
   size_t length = 0;
@@ -21,14 +29,15 @@ inline std::string_view text(Value value) {
   return {characters, length};
 }
 
-// Releases the arguments. kinds has a letter for each: T tensor, O optional tensor, S str, I a plain value.
+// Releases the arguments. kinds has a letter for each: T tensor, O optional tensor, S str, I a plain value, N an optional
+// one.
 inline void release(const Value* stack, const char* kinds) {
   for (; *kinds; ++kinds, ++stack) {
     if (*kinds == 'T') torch.aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(*stack));
     if (*kinds == 'S') torch.torch_delete_string(reinterpret_cast<StringHandle>(*stack));
-    if (*kinds == 'O' && *stack) {
+    if ((*kinds == 'O' || *kinds == 'N') && *stack) {
       Value* held = reinterpret_cast<Value*>(*stack);
-      torch.aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(*held));
+      if (*kinds == 'O') torch.aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(*held));
       // before torch 2.13 it is allocated with operator new, and the receiver deletes it
       if (torch.torch_delete_stable_ivalue) torch.torch_delete_stable_ivalue(held);
       else delete held;

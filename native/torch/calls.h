@@ -27,6 +27,24 @@ const char* dyn_grouped_linear(TensorHandle x, TensorHandle ends, const Parts& w
 // Rows of the weight in the torch dtype `dtype`. or_dense: the rows of the weight may be dense, too.
 const char* embedding(TensorHandle ids, const Parts& weight, bool or_dense, int32_t dtype, TensorHandle* y);
 
+// Keys or values in layout plain, with a scale for each block x group of them, and those that are floats, or null.
+struct Tokens {
+  Parts parts;
+  int64_t block = 1;
+  TensorHandle dense = nullptr;
+};
+
+// softmax(scale q K^T + mask) V: the op `attention`. scale 0: the usual one.
+struct Attention {
+  TensorHandle q = nullptr;
+  Tokens keys, values;
+  int64_t first = 0;   // of the floats, those that come before the quantized tokens
+  TensorHandle mask = nullptr;
+  bool causal = false;
+  double scale = 0;
+};
+const char* attention(const Attention& call, int32_t isa, TensorHandle* y);
+
 // Runs work on torch's threads.
 int32_t torch_pool(int64_t begin, int64_t end, int64_t grain, BitportBody body, void* context);
 

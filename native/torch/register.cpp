@@ -1,5 +1,5 @@
 // The CPU kernels of the ops, as torch calls them. Each handles the plain case: a weight in cpu_tiles, with every part
-// contiguous and of exactly the required size. Everything else, including errors, is forwarded to the overload
+// contiguous and of exactly the required size, or the tokens of a cache (attention.cpp). Everything else, including errors, is forwarded to the overload
 // `choose`, which dispatches among all kernels of bitport.
 #include <atomic>
 #include <cstring>
@@ -24,6 +24,17 @@ bool read(const Value* arguments, Parts* parts) {
 }
 
 int32_t variant() { return isa.load(std::memory_order_relaxed); }
+
+// The same for keys or values.
+bool read(const Value* arguments, Value dense, Tokens* tokens) {
+  const NumberType* number = text(arguments[9]) == "plain" ? number_type(text(arguments[4])) : nullptr;
+  if (!number) return false;
+  tokens->parts = {tensor(arguments[0]), tensor(arguments[1]), optional(arguments[2]), optional(arguments[3]), *number,
+                   int64_t(arguments[5]), int64_t(arguments[6]), int64_t(arguments[8])};
+  tokens->block = int64_t(arguments[7]);
+  tokens->dense = optional(dense);
+  return true;
+}
 
 // Reads x and the weight, then runs the product with the rest of `call`.
 bool multiply(const Value* stack, Product call, TensorHandle* y) {
@@ -81,6 +92,18 @@ bool rows(const Value* stack, TensorHandle* y) {
   return read(stack + 1, &weight) && !embedding(tensor(stack[0]), weight, false, int32_t(stack[11]), y);
 }
 
+bool attend(const Value* stack, TensorHandle* y) {
+  Attention call;
+  call.q = tensor(stack[0]);
+  call.first = int64_t(stack[23]);
+  call.mask = optional(stack[24]);
+  call.causal = uint8_t(stack[25]);
+  call.scale = number(stack[26], 0);
+  if (stack[26] && !(call.scale > 0)) return false;   // 0 would mean the usual one
+  return read(stack + 1, stack[21], &call.keys) && read(stack + 11, stack[22], &call.values) &&
+         !attention(call, variant(), y);
+}
+
 // C functions preserve at most the message of an exception, and before torch 2.13 only print it; the Python traceback
 // follows "At:". torch throws, since on Windows it could not catch what code of another compiler throws.
 void fail(const char* op) {
@@ -116,13 +139,14 @@ Op ops[] = {
     {"bitport::grouped_linear", "TT" BITPORT_WEIGHT, grouped_linear},
     {"bitport::dyn_grouped_linear", "TT" BITPORT_WEIGHT "S", dyn_grouped_linear},
     {"bitport::embedding", "T" BITPORT_WEIGHT "I", rows},
+    {"bitport::attention", "T" BITPORT_WEIGHT BITPORT_WEIGHT "OOIOIN", attend},
 };
 #undef BITPORT_WEIGHT
 
 template <int at>
 void call(Value* stack, uint64_t, uint64_t) { ops[at].call(stack); }
 
-const Kernel kernels[] = {call<0>, call<1>, call<2>, call<3>, call<4>, call<5>, call<6>};
+const Kernel kernels[] = {call<0>, call<1>, call<2>, call<3>, call<4>, call<5>, call<6>, call<7>};
 
 const char* enlist(const char* libtorch_cpu) {
   if (const char* reason = torch.load(libtorch_cpu)) return reason;

@@ -16,7 +16,7 @@ from bitport.backends.cpu.native import Library
 from bitport.layouts import large_pages
 from bitport.numerics import NUMBER_TYPES, Format, NumberType, Quantized
 from bitport.ops import decide, select, use_kernel
-from bitport.ops.convert import format_json, from_list
+from bitport.ops.convert import format_json, from_list, quantize_into
 from bitport.schemes import PRESETS, Scheme, preset
 from tests.backends.taken import compiled
 
@@ -198,3 +198,16 @@ def test_a_new_number_type_goes_to_the_generic_kernels(monkeypatch: pytest.Monke
     assert ((value - x).abs() <= torch.maximum(x.abs() * 2.0**-5, weight.scale * 2.0**-7) * (1 + 2.0**-20)).all()
     rows = torch.randn(4, 96)
     assert torch.allclose(F.linear(rows, weight), rows @ value.T, rtol=0, atol=96 * 2.0**-23 * 16)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4-g32", "int3-g16-fzero", "int2-b8x1", "fp8-wo", "mxfp4-wo"])
+def test_parts_are_written_where_they_belong(library: Library, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a copy: the op, which returns new tensors, is not called."""
+    fmt, x = preset(name).weight, torch.stack([weight(16, 96, torch.bfloat16, seed) for seed in range(3)])
+    wanted = from_list(select.call("quantize", x, format_json(fmt)))
+    found = [None if part is None else torch.zeros_like(part) for part in wanted[:3]]
+    monkeypatch.setattr(select, "call", lambda *_, **__: pytest.fail("copied"))
+    for first in (0, 8):
+        quantize_into(x[:, first : first + 8], fmt, first, *found)  # type: ignore[arg-type]
+    for one, other in zip(wanted, found, strict=False):
+        assert one is None or torch.equal(one.view(torch.uint8), other.view(torch.uint8))

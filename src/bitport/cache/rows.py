@@ -30,7 +30,17 @@ class GrowingRows:
     @property
     def held(self) -> Tensor:
         """The appended rows: a view, valid until the next change."""
-        return self.buffer[:, :, : self.count]
+        return self._buffer.narrow(2, 0, self.count)
+
+    @property
+    def buffer(self) -> Tensor:
+        """[batch, heads, rows, width], of which ``count`` rows are held."""
+        return self._buffer
+
+    @buffer.setter
+    @torch.inference_mode(False)
+    def buffer(self, buffer: Tensor) -> None:
+        self._buffer, self.matrices = buffer, buffer.flatten(0, 1)
 
     @property
     def nbytes(self) -> int:
@@ -40,14 +50,16 @@ class GrowingRows:
     def reserved(self) -> int:
         return self.buffer.nbytes
 
-    @torch.inference_mode(False)
     def reserve(self, count: int) -> None:
         """Allocate what ``count`` rows need, so that appending up to them cannot run out of memory."""
         if count > self.buffer.shape[2]:
-            room = count + max(count // SPARE, self.least)
-            grown = self.buffer.new_empty(*self.buffer.shape[:2], room, self.buffer.shape[3])
-            grown[:, :, : self.count] = self.held
-            self.buffer = grown
+            self._grow(count + max(count // SPARE, self.least))
+
+    @torch.inference_mode(False)
+    def _grow(self, room: int) -> None:
+        grown = self.buffer.new_empty(*self.buffer.shape[:2], room, self.buffer.shape[3])
+        grown[:, :, : self.count] = self.held
+        self.buffer = grown
 
     def append(self, rows: Tensor) -> None:
         count = self.count + rows.shape[2]

@@ -19,67 +19,63 @@ from torch import Tensor
 from bitport.cache.format import CacheFormat, cache_format
 from bitport.cache.rows import GrowingRows
 from bitport.errors import ArgumentError
-from bitport.numerics import FLOATS, Format
-from bitport.ops import OPS, Weight
+from bitport.numerics import FLOATS, Format, packed_size
+from bitport.ops import Weight
 from bitport.ops.attention import joined
-from bitport.ops.convert import format_json, from_list
+from bitport.ops.convert import quantize_into, with_room
 from bitport.ops.device import check_present
-
-Parts = tuple[Tensor, Tensor, Tensor | None]
-"""Codes, scales and zeros."""
-
-
-def _parts(tokens: Tensor, fmt: Format) -> Parts:
-    """Quantize whole blocks of tokens. All heads form one matrix, since no block spans two heads."""
-    batch, heads, count, width = tokens.shape
-    flat = tokens.reshape(batch * heads * count, width)
-    data, scale, zero, _ = from_list(OPS["quantize"].overload(flat, format_json(fmt)))
-    blocks = count // fmt.block[0]
-
-    def of_blocks(part: Tensor) -> Tensor:
-        return part.reshape(batch, heads, blocks, part.shape[-1])
-
-    return (
-        data.reshape(batch, heads, count, data.shape[-1]),
-        of_blocks(scale),
-        None if zero is None else of_blocks(zero),
-    )
+from bitport.ops.select import call
 
 
 class _Side:
     """Keys, or values."""
 
     def __init__(self, fmt: Format, like: Tensor) -> None:
-        self.fmt, self.width = fmt, like.shape[3]
-        self.dense = GrowingRows(like)
-        data, scale, zero = _parts(like[:, :, :0], fmt)
-        self.data, self.scale = GrowingRows(data), GrowingRows(scale, fmt.block[0])
-        self.zero = None if zero is None else GrowingRows(zero, fmt.block[0])
+        self.fmt, self.width, (tall, wide) = fmt, like.shape[3], fmt.block
+        self.block = (tall, wide or self.width)
+        self.dense, none = GrowingRows(like), like[:, :, :0]
+        codes = none.new_empty(*none.shape[:3], packed_size(self.width, fmt.number.bits), dtype=fmt.number.storage)
+        parts = with_room(codes, none, fmt)
+        self.data, self.scale = GrowingRows(parts.data), GrowingRows(parts.scale, tall)
+        self.zero = None if parts.zero is None else GrowingRows(parts.zero, tall)
 
-    def append(self, parts: Parts) -> None:
-        for rows, part in self._with(parts):
-            rows.append(part)
-
-    def reserve(self, parts: Parts | None, floats: int) -> None:
-        """Allocate what ``parts`` and ``floats`` tokens in float need."""
-        for rows, part in self._with(parts) if parts is not None else ():
-            rows.reserve(rows.count + part.shape[2])
+    def reserve(self, tokens: int, floats: int) -> None:
+        """Allocate what ``tokens`` more quantized ones, whole blocks, and ``floats`` in all in float need."""
+        for rows, more in self._with(tokens):
+            rows.reserve(rows.count + more)
         self.dense.reserve(floats)
 
-    def _with(self, parts: Parts) -> Iterator[tuple[GrowingRows, Tensor]]:
-        for rows, part in zip((self.data, self.scale, self.zero), parts, strict=True):
-            if rows is not None and part is not None:
-                yield rows, part
+    def quantize(self, tokens: Tensor) -> None:
+        """Write whole blocks of tokens behind those that are held. Heads are matrices: no block spans two of them."""
+        zero = None if self.zero is None else self.zero.matrices
+        places = (self.data.count, self.data.matrices, self.scale.matrices, zero)
+        quantize_into(tokens.flatten(0, 1), self.fmt, *places)
 
-    def quantized(self, first: int = 0, end: int | None = None) -> Weight:
-        """Return the quantized tokens from ``first`` to ``end``, borders of blocks, as a weight of views into the
-        store."""
-        tokens = slice(first, end)
-        blocks = slice(first // self.fmt.block[0], None if end is None else end // self.fmt.block[0])
-        data, scale = self.data.held[:, :, tokens], self.scale.held[:, :, blocks]
-        zero = None if self.zero is None else self.zero.held[:, :, blocks]
-        block = self.fmt.block_shape(data.shape[2], self.width)
-        return Weight(data, scale, zero, None, self.fmt.dtype, data.shape[2], self.width, *block, "plain")
+    def take(self, tokens: int) -> None:
+        """Hold the tokens that were quantized last."""
+        for rows, more in self._with(tokens):
+            rows.count += more
+
+    def _with(self, tokens: int) -> Iterator[tuple[GrowingRows, int]]:
+        """The rows of the quantized tokens, and how many of these are so many tokens."""
+        blocks = tokens // self.fmt.block[0]
+        yield self.data, tokens
+        yield self.scale, blocks
+        if self.zero is not None:
+            yield self.zero, blocks
+
+    def quantized(self) -> Weight:
+        """The quantized tokens as a weight of views into the store."""
+        zero = None if self.zero is None else self.zero.held
+        described = (self.fmt.dtype, self.data.count, self.width, *self.block, "plain")
+        return Weight(self.data.held, self.scale.held, zero, None, *described)
+
+    def between(self, first: int, end: int) -> Weight:
+        """The quantized tokens from ``first`` to ``end``, borders of blocks."""
+        every, blocks = self.quantized(), slice(first // self.block[0], end // self.block[0])
+        data, scale = every.data[:, :, first:end], every.scale[:, :, blocks]
+        zero = None if every.zero is None else every.zero[:, :, blocks]
+        return every._replace(data=data, scale=scale, zero=zero, n=end - first)
 
     def crop(self, count: int) -> None:
         """Keep the whole blocks among the first ``count`` quantized tokens."""
@@ -91,15 +87,6 @@ class _Side:
 
     def all(self) -> Iterator[GrowingRows]:
         yield from (rows for rows in (self.dense, self.data, self.scale, self.zero) if rows is not None)
-
-
-def _parts_of_both(sides: tuple[_Side, _Side], keys: Tensor, values: Tensor) -> tuple[Parts, Parts]:
-    """Quantize both, in one call if format and shape are the same: for a single token the call overhead dominates."""
-    fmt = sides[0].fmt
-    if fmt != sides[1].fmt or keys.shape != values.shape:
-        return _parts(keys, fmt), _parts(values, sides[1].fmt)
-    halves = [(None, None) if part is None else part.chunk(2) for part in _parts(torch.cat([keys, values]), fmt)]
-    return tuple(zip(*halves, strict=True))  # type: ignore[return-value]
 
 
 class KeyValueStore:
@@ -143,16 +130,16 @@ class KeyValueStore:
             torch.cat([side.dense.held[:, :, stay:], each], 2) if stay < floats else each
             for side, each in zip(sides, (keys.detach(), values.detach()), strict=True)
         ]
-        parts = _parts_of_both(sides, *(each[:, :, start : start + move] for each in new)) if move else (None, None)
-        for side, part in zip(sides, parts, strict=True):
-            side.reserve(part, stay + new[0].shape[2] - move)
-        for side, part, each in zip(sides, parts, new, strict=True):
-            if part is not None:
-                side.append(part)
+        for side, each in zip(sides, new, strict=True):
+            side.reserve(move, stay + each.shape[2] - move)
+            if move:
+                side.quantize(each if move == each.shape[2] else each[:, :, start : start + move])
+        for side, each in zip(sides, new, strict=True):
+            side.take(move)
             side.dense.crop(stay)
-            for piece in (each[:, :, :start], each[:, :, start + move :]):
-                if piece.shape[2]:
-                    side.dense.append(piece)
+            if move < each.shape[2]:
+                side.dense.append(each[:, :, :start])
+                side.dense.append(each[:, :, start + move :])
         self._sides = sides
 
     def dense_keys(self) -> Tensor:
@@ -174,7 +161,7 @@ class KeyValueStore:
         keys, values = self._filled()
         dense = (keys.dense.held, values.dense.held) if keys.dense.count else (None, None)
         first = min(self.format.first, keys.dense.count)
-        return OPS["attention"].overload(q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
+        return call("attention", q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
 
     def crop(self, tokens: int) -> None:
         """Keep the first ``tokens`` tokens of each sequence."""
@@ -192,8 +179,8 @@ class KeyValueStore:
         first = min(self.format.first, tokens)
         rests = []
         for side in self._sides if whole < kept else ():
-            rests.append(side.quantized(whole, whole + self.format.block).dense(side.dense.buffer.dtype))
-            side.reserve(None, first + kept - whole)
+            rests.append(side.between(whole, whole + self.format.block).dense(side.dense.buffer.dtype))
+            side.reserve(0, first + kept - whole)
         for side in self._sides:
             side.crop(whole)
             side.dense.crop(first)

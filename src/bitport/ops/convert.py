@@ -22,12 +22,13 @@ from bitport.numerics import (
     STATIC,
     Format,
     Quantized,
+    is_computed,
     packed_size,
     quantize,
     quantize_rows,
     static_scale,
 )
-from bitport.ops import samples
+from bitport.ops import samples, select
 from bitport.ops.linear import check_activation
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample, bits
@@ -120,6 +121,23 @@ def _check_quantize(value: Tensor, fmt: str) -> None:
 
 def _quantize(value: Tensor, fmt: str) -> list[Tensor]:
     return to_list(quantize(value, parse_format(fmt)))
+
+
+def quantize_into(
+    value: Tensor, fmt: Format, first: int, data: Tensor, scale: Tensor, zero: Tensor | None = None
+) -> None:
+    """Round ``value`` [matrices, N, K] to nearest and write its parts to those of as many larger matrices, from row
+    ``first`` on; N and ``first`` are borders of blocks. What grows by a token at a time has a place for it already, and
+    copying it there would take longer than rounding it."""
+    text, parts = format_json(fmt), (data, scale, zero)
+    if is_computed(value, *parts) and select.is_chooser("quantize", value.device.type):
+        impl, _ = select.first_that_takes("quantize", value.device.type, value, text)
+        if impl is not None and impl.into is not None and impl.into(value, text, first, *parts):
+            return
+    rows = (first, *(first // fmt.block[0],) * 2)
+    for whole, part, at in zip(parts, from_list(select.call("quantize", value, text)), rows, strict=False):
+        if whole is not None and part is not None:
+            whole.narrow(1, at, part.shape[1]).copy_(part)
 
 
 def _fake_quantize(value: Tensor, fmt: str) -> list[Tensor]:

@@ -32,7 +32,10 @@ GENERIC = "generic"
 class Impl:
     """A kernel of ``op`` on devices of type ``device``. ``run`` and ``supports`` take the op's arguments. ``supports``
     returns why the kernel refuses them, or None; it may depend on shapes, dtypes and devices, and on
-    what was measured of these (a table that ``bitport tune`` wrote), never on data or on other process-wide state."""
+    what was measured of these (a table that ``bitport tune`` wrote), never on data or on other process-wide state.
+
+    ``into``, of kernels for ``quantize``: takes the same arguments and the others of
+    :func:`bitport.ops.convert.quantize_into`; returns whether it could write there."""
 
     op: str
     name: str
@@ -40,6 +43,7 @@ class Impl:
     run: Callable[..., Any]
     supports: Callable[..., str | None]
     priority: int = 0
+    into: Callable[..., bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ NO_PRODUCTS = (
     "no native products and attention: this processor has none of AVX2, AVX-512, AMX and NEON, and PyTorch's are "
     "faster than plain loops (which BITPORT_CPU_ISA=scalar asks for)"
 )
-PRODUCTS = (*dispatcher.OPS, "dequantize", "attention")
+PRODUCTS = (*dispatcher.OPS, "dequantize")
 OPS = (*PRODUCTS, "quantize", STEP)
 """The ops with a kernel called native, if the library is there."""
 COMPILER = (

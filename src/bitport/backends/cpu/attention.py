@@ -4,7 +4,6 @@ store."""
 from __future__ import annotations
 
 import ctypes
-import math
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ class Attention(ctypes.Structure):
         ("mask_step", ctypes.c_int64 * 4),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "groups", "rows", "first_dense", "quantized", "dense")),
         ("scale", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("causal", "type")),
+        *((name, ctypes.c_int32) for name in ("causal", "type", "mask_type")),
     )
 
 
@@ -82,19 +81,15 @@ def _tokens(weight: Weight, dense: Tensor | None) -> tuple[Tokens, list[Tensor |
     return tokens, kept
 
 
-def _as_floats(mask: Tensor | None) -> Tensor | None:
-    if mask is None or mask.dtype != torch.bool:
-        return None if mask is None else mask.float()
-    return torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -math.inf)
-
-
 def register(library: Library) -> None:
     i32 = ctypes.c_int32
     function = typed(library.functions.bitport_attention, [ctypes.POINTER(Attention), i32, i32], i32)
 
     def run(*args: Any) -> Tensor:
         call = AttentionArgs.of(*args)
-        q, mask = call.q.contiguous().resolve_neg(), _as_floats(call.mask)
+        q, mask = call.q.contiguous().resolve_neg(), call.mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.float()
         batch, heads, rows, _ = q.shape
         y = q.new_empty(batch, heads, rows, call.values.k)
         if not y.numel():
@@ -118,6 +113,7 @@ def register(library: Library) -> None:
             call.scale,
             call.causal,
             TYPES[q.dtype],
+            TYPES[torch.uint8 if mask is not None and mask.dtype == torch.bool else torch.float32],
         )
         code = function(described, torch.get_num_threads(), library.isa)
         library.check(code, f"attention of {[*q.shape]} over {call.tokens} tokens")

@@ -1,7 +1,7 @@
 """The native kernels at PyTorch's dispatcher. ``native/torch`` looks up torch's stable C functions by name in the
 loaded library and registers a kernel for every op of OPS. Such a kernel takes weights in cpu_tiles with plain,
-contiguous tensors and passes everything else to the overload ``choose``; so it does with all calls while ``native`` is
-not the first kernel to ask, because one is forced or one of higher priority is registered.
+contiguous tensors, or the tokens of a cache, and passes everything else to the overload ``choose``; so it does with all
+calls while ``native`` is not the first kernel to ask, because one is forced or one of higher priority is registered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from bitport.ops import select
 from bitport.ops.native_codes import ACTS, THEN
 from bitport.ops.table import lost_type
 
-OPS = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "grouped_linear", "dyn_grouped_linear", "embedding")
+TILED = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "grouped_linear", "dyn_grouped_linear", "embedding")
+OPS = {**dict.fromkeys(TILED, CpuTiles.name), "attention": "plain"}
+"""Each op -> the layout that its kernel here takes."""
 NAMES = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}
 TORCH = Path(torch.__file__).with_name("lib") / NAMES.get(sys.platform, "libtorch_cpu.so")
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -49,13 +51,13 @@ def register(library: Library) -> str | None:
     direct = {op: _direct(op) for op in OPS}
 
     def follow() -> None:
-        for op in OPS:
+        for op, layout in OPS.items():
             on = select.first(op, "cpu") == "native"
             _agreed(take_calls(f"bitport::{op}".encode(), on), op)
             if on:
-                select.DIRECT[op, "cpu", CpuTiles.name] = direct[op]
+                select.DIRECT[op, "cpu", layout] = direct[op]
             else:
-                select.DIRECT.pop((op, "cpu", CpuTiles.name), None)
+                select.DIRECT.pop((op, "cpu", layout), None)
 
     follow()
     select.WATCHERS.append(follow)
