@@ -32,7 +32,10 @@ TESTS = (
 """Hanging tests report where they hang, and failures are reported immediately."""
 KERNELS = tuple(
     f"tests/backends/on_{name}.py"
-    for name in ("triton", "triton_attention", "triton_inputs", "triton_pairs", "triton_scaled", "triton_tables")
+    for name in (
+        *("triton", "triton_attention", "triton_inputs", "triton_pairs"),
+        *("triton_quantize", "triton_scaled", "triton_tables"),
+    )
 )
 DEVICE_TESTS = ("tests/backends/test_gpu.py", "tests/backends/test_cuda_few_rows.py")
 WORKERS = ("-n", "WORKERS", "--maxschedchunk=1")

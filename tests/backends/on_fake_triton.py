@@ -21,6 +21,8 @@ from bitport.backends.triton import configs, kernels
 from bitport.numerics import ACTIVATIONS
 from bitport.ops import IMPLS, Impl, Weight, decide, register_kernel
 from bitport.ops.attention import AttentionArgs
+from bitport.ops.convert import format_json
+from bitport.schemes import preset
 from tests.backends import on_fake_chips
 from tests.backends.on_fake_chips import DEVICE, arguments, check_chosen, chosen, waits
 
@@ -236,6 +238,13 @@ def test_nobody_waits_for_rounded_inputs(act: str, launched: list[tuple[str, dic
     x = torch.empty(7, 256, dtype=torch.bfloat16, device=DEVICE)
     assert waits(lambda x: kernels.quantize_input(x, act, None), x) == []
     assert {"by_row", "by_block"} & {name for name, _ in launched}
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "nf4", "mxfp4"])
+def test_nobody_waits_for_rounded_weights(scheme: str, launched: list[tuple[str, dict[str, Any]]]) -> None:
+    x = torch.empty(7, 256, dtype=torch.bfloat16, device=DEVICE)
+    assert waits(kernels.round_matrices, x, format_json(preset(scheme).weight)) == []
+    assert [name for name, _ in launched] == ["blocks_of_rows"]
 
 
 @pytest.mark.parametrize("op", ["dequantize", "embedding"])

@@ -50,8 +50,8 @@ def test_the_ops_that_are_reported_without_triton_are_all() -> None:
     assert {op for op, *_ in KERNELS} == {*NAMED}
 
 
-ELSEWHERE = ("triton_rounding", "triton_scaled")
-"""Tested in on_triton_inputs.py and on_triton_scaled.py."""
+ELSEWHERE = ("triton_blocks", "triton_rounding", "triton_scaled")
+"""Tested in on_triton_quantize.py, on_triton_inputs.py and on_triton_scaled.py."""
 DTYPES = {"dyn_linear": "fp16", "dequantize": "fp32"}
 """Dtypes of samples, bf16 for the other ops; test_products_of_any_shape covers all."""
 KINDS = {"triton_dense": ("strided",), "triton_gemv": ("vector", "row")}

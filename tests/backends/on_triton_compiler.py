@@ -18,14 +18,15 @@ from triton.compiler import CompiledKernel
 from bench.gpu import instructions
 from bench.gpu.absent import SHARED, TARGETS, Absent, compiling
 from bitport.backends.triton import configs, kernels, probe, scaled
-from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format, quantize
 from bitport.ops.attention import AttentionArgs, sample
+from bitport.ops.convert import format_json, to_list
 from bitport.schemes import PRESETS, Scheme, preset
 from tests.backends.products import products
 
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-ROUNDING = ("largest", "by_row", "by_block")
+ROUNDING = ("largest", "by_row", "by_block", "blocks_of_rows")
 ASKED = os.environ["TRITON_TARGETS"].split(",")
 EVERY = "TRITON_ALL" in os.environ
 SOME = (
@@ -189,6 +190,28 @@ def test_inputs(dtype: torch.dtype, act: str, k: int, made: list[CompiledKernel]
     first = ["largest"] if ACTIVATIONS[act].block == (0, 0) or ACTIVATIONS[act].global_scale else []
     by = "by_row" if not all(ACTIVATIONS[act].block) else "by_block"
     assert [each.name for each in made] == [*first, by]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype"),
+    [
+        ("int4-g32", BF16),
+        ("int8", BF16),
+        ("nf4", BF16),
+        ("mxfp4", FP32),
+        *([("fp8-wo", FP32), ("int2-g16-fzero", BF16)] if EVERY else []),
+    ],
+)
+def test_rounding_tokens(scheme: str, dtype: torch.dtype, made: list[CompiledKernel]) -> None:
+    """The next token, and more of them, compile nothing new."""
+    fmt = preset(scheme).weight
+    whole = [
+        part if part.numel() else None for part in to_list(quantize(torch.randn(8, 512, 128, dtype=dtype), fmt))[:3]
+    ]
+    for first, tokens in ((100, 1), (101, 1), (128, 16)):
+        assert kernels.round_into(torch.randn(8, tokens, 128, dtype=dtype), format_json(fmt), first, *whole)
+    assert [each.name for each in made] == ["blocks_of_rows"] * 3
+    assert len({each.hash for each in made}) == 1
 
 
 @pytest.mark.parametrize(

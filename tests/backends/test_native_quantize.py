@@ -18,34 +18,16 @@ from bitport.numerics import NUMBER_TYPES, Format, NumberType, Quantized
 from bitport.ops import decide, select, use_kernel
 from bitport.ops.convert import format_json, from_list, quantize_into
 from bitport.schemes import PRESETS, Scheme, preset
+from tests.backends.edges import same, weight
 from tests.backends.taken import compiled
 
 pytestmark = compiled
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 NAMES = (
     *(name for name, scheme in PRESETS.items() if not scheme.static),
     *("int3-channel", "int4-g32-sym", "int4-g48", "int4-g64-fzero", "int4-tensor", "int4-b8x16-sym", "int5-g7"),
     *("int6-tensor-sym", "int7-b128x128", "int8-asym", "fp8-e5m2-wo-g64", "mxfp4-g16", "nvfp4-b3x16", "nf4-channel"),
 )
-
-
-def weight(n: int, k: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Rows of all magnitudes, ties, and edge cases in the first rows: zeros of both signs, the largest and smallest
-    numbers, one sign only, infinities, NaN."""
-    made = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, k, generator=made) * torch.exp2(torch.randint(-12, 8, (n, 1), generator=made).float())
-    end = torch.finfo(dtype)
-    x[n // 2 :: 3] = (x[n // 2 :: 3] * 8).round() / 8
-    special = (0.0, -0.0, end.max, -end.max, end.smallest_normal, end.tiny * end.eps, float("inf"), float("nan"))
-    for row, value in enumerate(special[: n - 1]):
-        x[row, :: 1 + row % 3] = value
-    if n > 12:
-        x[8], x[9] = x[8].abs(), -x[9].abs()
-        x[10] *= end.smallest_normal
-        x[11] = end.max * torch.linspace(-1, 1, k)
-        x[12, k // 2] = float("-inf")
-    return x.to(dtype)
 
 
 def parts_of(x: Tensor, fmt: Format, kernel: str) -> Quantized:
@@ -60,16 +42,6 @@ def differing(x: Tensor, fmt: Format) -> list[str]:
     got, expected = (parts._replace(data=parts.data.view(torch.uint8)) for parts in (got, expected))
     pairs = zip(Quantized._fields, got, expected, strict=True)
     return [name for name, a, b in pairs if (a is None) != (b is None) or not (a is None or b is None or same(a, b))]
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    nans = a.float().isnan()
-    bits = [part.view(BITS[part.itemsize]) for part in (a, b)]
-    return torch.equal(nans, b.float().isnan()) and torch.equal(bits[0][~nans], bits[1][~nans])
 
 
 @DTYPES

@@ -1,7 +1,8 @@
 """Triton's kernels, each file in a process of its own, since triton reads at import where it runs: on_triton.py in the
 interpreter and on a present device, on_triton_compiler.py compiled for absent devices. The others:
 on_triton_attention.py for attention, on_triton_inputs.py for rounding inputs, on_triton_pairs.py for codes taken
-several at a time, on_triton_scaled.py for scaled products of blocks, on_triton_tables.py for the choice of kernels."""
+several at a time, on_triton_quantize.py for rounding weights and tokens, on_triton_scaled.py for scaled products of
+blocks, on_triton_tables.py for the choice of kernels."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from bitport.ops import Missing, register_missing
 DEVICES = ("cuda", "xpu")
 OPS = (
     *("linear", "dyn_linear", "grouped_linear", "dyn_grouped_linear"),
-    *("embedding", "dequantize", "attention", "quantize_input"),
+    *("embedding", "dequantize", "attention", "quantize_input", "quantize"),
 )
 """The ops with kernels here."""
 AFTER_PYTORCHS = -1

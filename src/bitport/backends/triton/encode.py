@@ -96,10 +96,21 @@ def defined(scale: tl.tensor, amax: tl.tensor, bad: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def linear_scale(amax: tl.tensor, bad: tl.tensor, highest: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """Return the scale amax / max of the type, at most ``highest``."""
+def linear_scale(
+    amax: tl.tensor, bad: tl.tensor, lowest: tl.tensor, highest: tl.tensor, NUMBER: tl.constexpr
+) -> tl.tensor:
+    """Return the scale amax / max of the type, from ``lowest`` to ``highest``."""
     raw = divided(amax, max_of(NUMBER))
-    return defined(tl.minimum(tl.maximum(raw, tiny()), highest), amax, bad)
+    return defined(tl.minimum(tl.maximum(raw, lowest), highest), amax, bad)
+
+
+@triton.jit
+def range_scale(
+    low: tl.tensor, high: tl.tensor, bad: tl.tensor, lowest: tl.tensor, highest: tl.tensor, QMAX: tl.constexpr
+) -> tl.tensor:
+    """Return the scale of a block with a zero point, whose codes 0 to QMAX span ``low`` to ``high``."""
+    raw = divided(high * 0.5 - low * 0.5, QMAX * 0.5)
+    return defined(tl.minimum(tl.maximum(raw, lowest), highest), tl.maximum(high, -low), bad)
 
 
 @triton.jit

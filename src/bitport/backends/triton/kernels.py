@@ -12,7 +12,7 @@ from torch import Tensor
 from bitport.backends import measured
 from bitport.backends.aten import LEAST_ROWS, count
 from bitport.backends.aten.dense_mm import product
-from bitport.backends.triton import AFTER_PYTORCHS, attention, configs, inputs, linear, operand, rows, scaled
+from bitport.backends.triton import AFTER_PYTORCHS, attention, configs, inputs, linear, operand, quantize, rows, scaled
 from bitport.backends.triton.rounding import SEPARATE
 from bitport.layouts.tile_packed import TilePacked
 from bitport.ops import Impl, Weight, register_kernel
@@ -159,6 +159,16 @@ def quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor
         return inputs.quantize_input(x, act, act_scale)
 
 
+def round_matrices(value: Tensor, text: str) -> list[Tensor]:
+    with on(value.device):
+        return quantize.quantize(value, text)
+
+
+def round_into(value: Tensor, *rest: Any) -> bool:
+    with on(value.device):
+        return quantize.into(value, *rest)
+
+
 KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], ...] = (
     ("linear", "triton_gemv", run_linear(linear.gemv), refuses_linear("gemv")),
     ("linear", "triton_tiles", run_linear(linear.tiles), refuses_linear("tiles")),
@@ -173,6 +183,7 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], .
     ("dequantize", "triton_rows", dequantize, refuses_dequantize),
     ("attention", "triton_tokens", attend, refuses_attention),
     ("quantize_input", "triton_rounding", quantize_input, refuses_quantize_input),
+    ("quantize", "triton_blocks", round_matrices, quantize.refuses),
 )
 """(op, name, run, supports), in the order in which they are asked."""
 
@@ -183,7 +194,8 @@ def register(device: str, fault: Callable[[], str | None]) -> None:
     are then made only on request. ``fault`` says why Triton compiles nothing for the device, or None; it initializes
     the device, so the first call for a kernel asks it."""
     for op, name, run, supports in KERNELS:
-        register_kernel(Impl(op, name, device, run, _where_it_compiles(fault, supports), AFTER_PYTORCHS))
+        into = round_into if op == "quantize" else None
+        register_kernel(Impl(op, name, device, run, _where_it_compiles(fault, supports), AFTER_PYTORCHS, into))
     TilePacked.devices = tuple(each for each in TilePacked.devices if each != device)
     LEAST_ROWS[device] = lambda kernel, where: 1 if fault() else configs.of(where).least_rows(kernel)
 

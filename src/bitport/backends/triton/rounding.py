@@ -19,12 +19,12 @@ from bitport.backends.aten import count
 from bitport.backends.triton.decode import bits_of, midpoint_of, scale_value
 from bitport.backends.triton.encode import (
     INFINITE,
-    defined,
     divided,
     float_code,
     global_scale,
     linear_scale,
     power_of_two,
+    range_scale,
     small_scale,
     tiny,
     to_float,
@@ -106,7 +106,7 @@ def by_row(
     zero = 0.0
     if amax is not None:
         all_of_x = tl.load(amax).to(tl.float32, bitcast=True)
-        scale = linear_scale(all_of_x, (all_of_x != all_of_x).to(tl.int32), highest, NUMBER)
+        scale = linear_scale(all_of_x, (all_of_x != all_of_x).to(tl.int32), tiny(), highest, NUMBER)
         if row == 0:
             tl.store(single, scale)
     elif single is not None:
@@ -123,15 +123,15 @@ def by_row(
         if ZERO:
             amax_of_row = tl.maximum(most, -least)
             least, most = tl.maximum(least, -widest), tl.minimum(most, widest)
-            raw = divided(most * 0.5 - least * 0.5, 127.5)
-            scale = defined(tl.minimum(tl.maximum(raw, tiny()), highest), amax_of_row, bad)
+            bad |= (amax_of_row == float("inf")).to(tl.int32)
+            scale = range_scale(least, most, bad, tiny(), highest, 255)
             zero = divided(-least, scale)
             zero = whole(tl.where(zero == zero, tl.minimum(tl.maximum(zero, 0.0), 255.0), 0.0))
             zero = tl.where((amax_of_row == 0) & (bad == 0), 128.0, zero)
             if zeros is not None:
                 tl.store(zeros + row, zero.to(tl.uint8))
         else:
-            scale = linear_scale(tl.maximum(most, -least), bad, highest, NUMBER)
+            scale = linear_scale(tl.maximum(most, -least), bad, tiny(), highest, NUMBER)
         tl.store(scales + row, scale)
     for first in range(0, k, CHUNK):
         column = first + tl.arange(0, CHUNK)
@@ -191,7 +191,7 @@ def by_block(
         code = float_code(scale, scale, "float8_e4m3")
         factor = scale * second
     else:
-        scale = linear_scale(most, bad, highest, NUMBER)
+        scale = linear_scale(most, bad, tiny(), highest, NUMBER)
         factor = scale
     steps = divided(value, factor[:, None])
     value = to_float(steps, NUMBER)
