@@ -19,12 +19,12 @@ from torch import Tensor
 from bitport.cache.format import CacheFormat, cache_format
 from bitport.cache.rows import GrowingRows
 from bitport.errors import ArgumentError
-from bitport.numerics import FLOATS, Format, packed_size
+from bitport.numerics import FLOATS, Format, is_computed, packed_size
 from bitport.ops import Weight
 from bitport.ops.attention import joined
 from bitport.ops.convert import quantize_into, with_room
 from bitport.ops.device import check_present
-from bitport.ops.select import call
+from bitport.ops.select import DIRECT, call
 
 
 class _Side:
@@ -68,7 +68,7 @@ class _Side:
         """The quantized tokens as a weight of views into the store."""
         zero = None if self.zero is None else self.zero.held
         described = (self.fmt.dtype, self.data.count, self.width, *self.block, "plain")
-        return Weight(self.data.held, self.scale.held, zero, None, *described)
+        return tuple.__new__(Weight, (self.data.held, self.scale.held, zero, None, *described))  # as product.operand
 
     def between(self, first: int, end: int) -> Weight:
         """The quantized tokens from ``first`` to ``end``, borders of blocks."""
@@ -161,7 +161,9 @@ class KeyValueStore:
         keys, values = self._filled()
         dense = (keys.dense.held, values.dense.held) if keys.dense.count else (None, None)
         first = min(self.format.first, keys.dense.count)
-        return call("attention", q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
+        args = (q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
+        direct = DIRECT.get(("attention", q.device.type, "plain")) if is_computed(q, mask) else None
+        return call("attention", *args) if direct is None else direct(*args)
 
     def crop(self, tokens: int) -> None:
         """Keep the first ``tokens`` tokens of each sequence."""

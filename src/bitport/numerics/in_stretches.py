@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from bitport.numerics.blocks import from_blocks, spread, to_blocks
@@ -32,7 +33,7 @@ def is_computed(*parts: Tensor | None) -> bool:
     definition too."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False
     return all(part is None or (type(part) in (Tensor, Parameter) and not part.requires_grad) for part in parts)
 
