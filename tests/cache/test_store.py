@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from bitport.cache import KeyValueStore, cache_format
 from bitport.cache import store as store_module
@@ -364,3 +365,30 @@ def test_sequences_and_devices_that_are_none() -> None:
             store.repeat(times)  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="no device cuda:99 here"):
         store.to("cuda:99")
+
+
+def test_negative_views_are_read_as_what_they_mean() -> None:
+    """Their memory holds the opposite numbers."""
+
+    def negative(x: Tensor) -> Tensor:
+        return torch._neg_view(-x)
+
+    one, other = KeyValueStore("int8+last2"), KeyValueStore("int8+last2")
+    one.append(tokens(), tokens(seed=1))
+    other.append(negative(tokens()), negative(tokens(seed=1)))
+    for wanted, got in zip(held(one), held(other), strict=True):
+        assert torch.equal(wanted, got)
+    q, mask = tokens()[:, :, :1], tokens(seed=2)[:, :1, :1, :1].expand(-1, -1, -1, TOKENS)
+    assert torch.equal(other.attend(negative(q), negative(mask)), one.attend(q, mask))
+
+
+def test_queries_in_forward_mode_keep_their_tangent() -> None:
+    """Of the generic kernel: those for one device have no derivative, and would take it for zero."""
+    store = filled("int8", TOKENS, dtype=torch.float32)
+    q = torch.randn(2, 3, 2, 64)
+    with forward_ad.dual_level():
+        y = store.attend(forward_ad.make_dual(q, torch.ones_like(q)))
+        got = forward_ad.unpack_dual(y).tangent
+    step = 1e-3
+    wanted = (store.attend(q + step).double() - store.attend(q - step).double()) / (2 * step)
+    assert float(sqnr(wanted, got)) > 40

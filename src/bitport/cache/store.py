@@ -162,7 +162,8 @@ class KeyValueStore:
         dense = (keys.dense.held, values.dense.held) if keys.dense.count else (None, None)
         first = min(self.format.first, keys.dense.count)
         args = (q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
-        direct = DIRECT.get(("attention", q.device.type, "plain")) if is_computed(q, mask) else None
+        plain = is_computed(q, mask) and not q.is_neg() and not (mask is not None and mask.is_neg())
+        direct = DIRECT.get(("attention", q.device.type, "plain")) if plain else None
         return call("attention", *args) if direct is None else direct(*args)
 
     def crop(self, tokens: int) -> None:
