@@ -1,9 +1,11 @@
-"""Quantized key-value cache: the time of one query, compared with torch's scaled_dot_product_attention over the same
-tokens in bfloat16, the time to append a token, its size, and its effect on the predictions of the bundled model.
+"""Quantized key-value cache: the time of one query, and of those of a prompt, compared with torch's
+scaled_dot_product_attention over the same tokens in bfloat16, the time to append a token, its size, and its effect on
+the predictions of the bundled model.
 
 One layer and one sequence are timed. Every call uses the next of several copies, together larger than the caches, as a
-model goes from layer to layer. Query heads that share a key head are rows of one call, which is how transformers calls
-it and the fastest way for torch. With OMP_NUM_THREADS=1 thread time is used, which other processes do not disturb.
+model goes from layer to layer. Torch is called in the fastest way: for one query with the query heads that share a key
+head as rows, for a prompt with a copy of the keys and values for each query head, whose making is not timed. With
+OMP_NUM_THREADS=1 thread time is used, which other processes do not disturb.
 ``--page`` writes docs/performance-kv-cache.md from the records.
 """
 
@@ -37,6 +39,7 @@ FLOATS = "int8+last999999"
 """Unquantized tokens, read by bitport."""
 FORMATS = ("int8", "fp8-wo", "int4", "int4-g32", "int2-b32x1:int2-g32")
 CONTEXTS = (512, 2048, 8192, 32768)
+PROMPTS = (128, 375, 1024, 2048)
 COPIES = 256 << 20
 """Total size of the copies, in bytes of keys and values in bfloat16."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance-kv-cache.md"
@@ -80,24 +83,32 @@ def store_of(name: str, keys: Tensor, values: Tensor) -> KeyValueStore:
     return store
 
 
-def attention(heads: Heads, context: int, formats: tuple[str, ...], repetitions: int) -> Iterator[Row]:
-    """Attention of one query after ``context`` tokens."""
-    q = torch.randn(1, heads.queries, 1, heads.width, dtype=torch.bfloat16)
-    packed = q.reshape(1, heads.keys, heads.queries // heads.keys, heads.width)
+def attention(
+    heads: Heads, context: int, formats: tuple[str, ...], repetitions: int, *, prompt: bool = False
+) -> Iterator[Row]:
+    """Attention of one query after ``context`` tokens, or of all queries of a prompt of so many."""
+    sharing, rows = heads.queries // heads.keys, context if prompt else 1
+    q = torch.randn(1, heads.queries, rows, heads.width, dtype=torch.bfloat16)
     shape = (1, heads.keys, context, heads.width)
     count = max(2, min(COPIES // (4 * heads.keys * context * heads.width), 16))
     tokens = [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in range(count)]
-    candidates = {BASE: in_turn([lambda pair=pair: F.scaled_dot_product_attention(packed, *pair) for pair in tokens])}
     nbytes = {BASE: 2 * tokens[0][0].nbytes}
+    if prompt:
+        given = [tuple(each.repeat_interleave(sharing, 1) for each in pair) for pair in tokens]
+        plain = [lambda pair=pair: F.scaled_dot_product_attention(q, *pair, is_causal=True) for pair in given]
+    else:
+        packed = q.reshape(1, heads.keys, sharing, heads.width)
+        plain = [lambda pair=pair: F.scaled_dot_product_attention(packed, *pair) for pair in tokens]
+    candidates = {BASE: in_turn(plain)}
     for name in formats:
         stores = [store_of(name, *pair) for pair in tokens]
-        candidates[name] = in_turn([lambda store=store: store.attend(q) for store in stores])
+        candidates[name] = in_turn([lambda store=store: store.attend(q, causal=prompt) for store in stores])
         nbytes[name] = stores[0].nbytes
     times = interleaved(candidates, repetitions=repetitions, clock=clock())
     for name, seconds in medians(times).items():
         ratios = [base / mine for base, mine in zip(times[BASE], times[name], strict=True)]
         yield {
-            "kind": "attention",
+            "kind": "prompt" if prompt else "attention",
             "heads": [*heads],
             "context": context,
             "format": name,
@@ -152,9 +163,11 @@ def quality(formats: tuple[str, ...], count: int) -> Iterator[Row]:
 
 def page(lines: list[Row]) -> str:
     """The newest run of each kind; for times, of each number of threads."""
-    text = [INTRODUCTION.format(tokens=TOKENS, window=WINDOW, step=STEP), "## One query\n"]
-    for head, rows in newest(lines, "attention"):
-        text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
+    text = [INTRODUCTION.format(tokens=TOKENS, window=WINDOW, step=STEP)]
+    for title, kind in (("One query", "attention"), ("A prompt", "prompt")):
+        text.append(f"## {title}\n")
+        for head, rows in newest(lines, kind):
+            text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
     text.append("## One more token\n")
     for head, rows in newest(lines, "adding"):
         cells = [
@@ -217,17 +230,19 @@ The cost and savings of [the quantized key-value cache](kv-cache.md): `python -m
 `python -m bench.kv_cache --page` writes this page; nothing in it is typed by hand.
 
 *One query*: attention of one new token over a layer's cache, in milliseconds, and the speedup over torch's own
-attention over bf16, in the same turn; *bytes per token* are those of keys and values in one layer. *One more token*:
-the time to add it. With one thread it is the time of that thread. *Predictions*: the bundled model on {tokens} tokens
-of its text, in windows of {window} that are read {step} tokens at a time, compared with a float cache; *part of bf16*
-is the size after a whole window. It is a small model of an easy language, with heads of 64: use it to compare
-formats, and measure your own model with `bitport eval --kv-cache`.
+attention over bf16, in the same turn; *bytes per token* are those of keys and values in one layer. *A prompt*: the
+same for as many queries as there are tokens, each of which sees those before it. *One more token*: the time to add it.
+With one thread it is the time of that thread. *Predictions*: the bundled model on {tokens} tokens of its text, in
+windows of {window} that are read {step} tokens at a time, compared with a float cache; *part of bf16* is the size after
+a whole window. It is a small model of an easy language, with heads of 64: use it to compare formats, and measure your
+own model with `bitport eval --kv-cache`.
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS), help="tokens in the cache")
+    parser.add_argument("--prompts", nargs="+", type=int, default=list(PROMPTS), help="tokens of a prompt")
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--json", action="store_true", help=f"append the rows to bench/results/{SUITE}.jsonl")
@@ -254,6 +269,13 @@ def _attention(options: argparse.Namespace) -> Iterator[Row]:
 
 
 @torch.no_grad()
+def _prompt(options: argparse.Namespace) -> Iterator[Row]:
+    for heads in MODELS.values():
+        for context in options.prompts:
+            yield from attention(heads, context, ("int8", "int4-g32", FLOATS), options.repetitions, prompt=True)
+
+
+@torch.no_grad()
 def _adding(options: argparse.Namespace) -> Iterator[Row]:
     for context in (options.contexts[0], options.contexts[-1]):
         yield from adding(MODELS["32 heads on 8 of 128"], context, FORMATS[:1] + FORMATS[3:4], options.repetitions)
@@ -261,6 +283,7 @@ def _adding(options: argparse.Namespace) -> Iterator[Row]:
 
 KINDS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "attention": _attention,
+    "prompt": _prompt,
     "adding": _adding,
     "quality": lambda options: quality(QUALITY, TOKENS),
 }

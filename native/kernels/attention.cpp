@@ -138,10 +138,11 @@ class Piece {
       const float* q = q_;
       if (packed && block > 1) q = scale_queries(at / block, wide);
       load(a_.keys, packed, at, count, wide);
-      attend_.score(q, rows_, panel_, wide, scores_);
-      soften(t, count, q == q_ ? nullptr : less_, state);
+      const int64_t row = first_seeing(t), rows = rows_ - row;
+      attend_.score(q + row * wide, rows, panel_, wide, scores_ + row * kPanel);
+      soften(row, t, count, q == q_ ? nullptr : less_, state);
       load(a_.values, packed, at, count, out);
-      attend_.mix(scores_, keep_, rows_, panel_, count, out, sums);
+      attend_.mix(scores_ + row * kPanel, keep_ + row, rows, panel_, count, out, sums + row * out);
       t += count;
     }
   }
@@ -156,6 +157,12 @@ class Piece {
   int64_t seen_at_most() const {
     const int64_t tokens = a_.quantized + a_.dense, last = query_row(0) + rows_ - 1;
     return a_.causal && last < a_.rows ? tokens - a_.rows + last + 1 : tokens;
+  }
+
+  // The first of these rows that sees a token from t on, or an earlier one: of several heads all are taken.
+  int64_t first_seeing(int64_t t) const {
+    const int64_t earlier = a_.quantized + a_.dense - a_.rows, row = query_row(0);
+    return a_.causal && row + rows_ <= a_.rows ? most(0, t - earlier - row) : 0;
   }
 
   void load_queries(int64_t wide) {
@@ -213,9 +220,9 @@ class Piece {
     return {w.codes, count, w.k, w.group, group_scale_, group_less_, wide};
   }
 
-  // Converts scores of tokens [first, first + count) to softmax weights.
-  void soften(int64_t first, int64_t count, const float* less, float* state) {
-    for (int64_t r = 0; r < rows_; ++r) {
+  // Converts scores of tokens [first, first + count), of rows from `row` on, to softmax weights.
+  void soften(int64_t row, int64_t first, int64_t count, const float* less, float* state) {
+    for (int64_t r = row; r < rows_; ++r) {
       float* const s = scores_ + r * kPanel;
       if (less)
         for (int64_t t = 0; t < kPanel; ++t) s[t] -= less[r];
@@ -256,23 +263,24 @@ class Piece {
 };
 
 // Merges the ranges of one row, with the given strides, into a row of y.
-void put_together(const BitportAttention& a, const float* sums, const float* state, int64_t ranges, int64_t sums_apart,
-                  int64_t state_apart, int64_t row) {
-  float most = -INFINITY, sum = 0;
+void put_together(const BitportAttention& a, const Engine& engine, const float* sums, const float* state, int64_t ranges,
+                  int64_t sums_apart, int64_t state_apart, int64_t row) {
+  float most = -INFINITY;
   for (int64_t i = 0; i < ranges; ++i) most = state[i * state_apart] > most ? state[i * state_apart] : most;
-  float part[256];   // a slice of the width
+  alignas(64) float part[256];   // a slice of the width
   for (int64_t first = 0; first < a.values.width; first += 256) {
     const int64_t count = smaller(256, a.values.width - first);
+    float sum = 0;
     std::memset(part, 0, sizeof(part));
-    sum = 0;
     for (int64_t i = 0; i < ranges; ++i) {
       const float* here = state + i * state_apart;
       const float keep = here[0] == most ? 1.0f : std::exp2(here[0] - most);
       sum += here[1] * keep;
       for (int64_t c = 0; c < count; ++c) part[c] += sums[i * sums_apart + first + c] * keep;
     }
-    for (int64_t c = 0; c < count; ++c)
-      store_number(sum == 0 ? 0.0f : part[c] / sum, a.y, a.type, row * a.values.width + first + c);
+    for (int64_t c = 0; c < count; ++c) part[c] = sum == 0 ? 0.0f : part[c] / sum;
+    char* to = static_cast<char*>(a.y) + (row * a.values.width + first) * width_of(a.type);
+    engine.store(part, count, nullptr, to, a.type);
   }
 }
 
@@ -344,19 +352,24 @@ int32_t bitport_attention(const BitportAttention* attention, int32_t threads, in
   float* const state = sums + items * sums_apart;
   constexpr double kGrain = 1 << 16;   // elements of keys and values for which a second thread pays off
   if (threads < 1 || double(pairs) * double(tokens) * double(a.keys.width + a.values.width) < kGrain) threads = 1;
+  const Engine& engine = engine_for(isa, BITPORT_F32, 1);
+  const auto finish = [&](int64_t item, int64_t count) {   // item: the first of the ranges of `count` rows
+    const int64_t place = item / ranges, row = place / shares * rows + place % shares * kRows;
+    for (int64_t at = 0; at < count; ++at)
+      put_together(a, engine, sums + item * sums_apart + at * out, state + item * state_apart + at * 2, ranges,
+                   sums_apart, state_apart, row + at);
+  };
   std::atomic<bool> failed{false};
   share(items, threads, [&](int64_t item) {
     float* const memory = reinterpret_cast<float*>(own_buffer.need(size_t(Piece::room(a)) * sizeof(float)));
     if (!memory) { failed = true; return; }
-    Piece(a, isa, item, range, ranges, shares).run(memory, sums + item * sums_apart, state + item * state_apart);
+    Piece piece(a, isa, item, range, ranges, shares);
+    piece.run(memory, sums + item * sums_apart, state + item * state_apart);
+    if (ranges == 1) finish(item, piece.rows());
   });
-  if (!failed)
-    for (int64_t row = 0; row < pairs * rows; ++row) {
-      const int64_t pair = row / rows, in_head = row % rows, item = (pair * shares + in_head / kRows) * ranges;
-      const int64_t at = in_head % kRows;
-      put_together(a, sums + item * sums_apart + at * out, state + item * state_apart + at * 2, ranges, sums_apart,
-                   state_apart, row);
-    }
+  if (!failed && ranges > 1)
+    for (int64_t item = 0; item < items; item += ranges)
+      finish(item, Piece(a, isa, item, range, ranges, shares).rows());
   results.trim();
   return failed ? kNoMemory : kOk;
 }

@@ -112,7 +112,8 @@ struct Engine {
   bool (*fuses)(const BitportTiles& weight, int64_t m);   // whether to use the fused path; null: never
   // Overwrites sum, which has room for whole blocks of 32 rows; `panels` is scratch memory of four panels.
   void (*fused)(const Job& job, int64_t tile, void* panels, float* sum);
-  void (*store)(const float* sum, int64_t count, const float* bias, void* y, int32_t type);   // part of a row
+  // Part of a row; sum is aligned to 64 bytes.
+  void (*store)(const float* sum, int64_t count, const float* bias, void* y, int32_t type);
   // Stores 32 two-byte numbers, a full cache line, non-temporally; visible to other threads after end(). null: never
   void (*stream)(const float* sum, const float* bias, void* y, int32_t type);
   void (*begin)();      // once per thread and work item; may be null

@@ -20,6 +20,7 @@ SMALL = Heads(4, 2, 16)
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(kv_cache, "MODELS", {"4 heads on 2 of 16": SMALL})
     found = [*attention(SMALL, 40, ("int8", kv_cache.FLOATS), 3), *kv_cache.adding(SMALL, 40, ("int8",), 3)]
+    found += attention(SMALL, 40, ("int8",), 3, prompt=True)
     return [*found, *kv_cache.quality(("int8", "int2-g32"), 600)]
 
 
@@ -27,7 +28,7 @@ def test_what_is_measured(rows: list[dict[str, Any]]) -> None:
     by = {(row["kind"], row["format"]): row for row in rows}
     assert set(by) == {
         *(("attention", name) for name in (BASE, "int8", kv_cache.FLOATS)),
-        *(("adding", name) for name in (BASE, "int8")),
+        *((kind, name) for kind in ("adding", "prompt") for name in (BASE, "int8")),
         *(("quality", name) for name in (BASE, "int8", "int2-g32")),
     }
     sizes = {name: by["attention", name]["bytes_per_token"] for name in (BASE, "int8", kv_cache.FLOATS)}
