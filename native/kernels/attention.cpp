@@ -350,8 +350,9 @@ int32_t bitport_attention(const BitportAttention* attention, int32_t threads, in
   float* const sums = reinterpret_cast<float*>(results.need(size_t(items * (sums_apart + state_apart)) * sizeof(float)));
   if (!sums) return kNoMemory;
   float* const state = sums + items * sums_apart;
-  constexpr double kGrain = 1 << 16;   // elements of keys and values for which a second thread pays off
-  if (threads < 1 || double(pairs) * double(tokens) * double(a.keys.width + a.values.width) < kGrain) threads = 1;
+  constexpr double kGrain = 1 << 16;   // elements of keys and values for which, with up to 8 rows, a second thread pays off
+  const double elements = double(pairs) * double(tokens) * double(a.keys.width + a.values.width);
+  if (threads < 1 || elements * double(ceil_div(rows, 8)) < kGrain) threads = 1;
   const Engine& engine = engine_for(isa, BITPORT_F32, 1);
   const auto finish = [&](int64_t item, int64_t count) {   // item: the first of the ranges of `count` rows
     const int64_t place = item / ranges, row = place / shares * rows + place % shares * kRows;
