@@ -17,6 +17,7 @@ from bitport.export.relink import relinked
 from bitport.export.trace import exported
 from bitport.tensor import QTensor
 from bitport.tensor.exporting import INNER
+from tests.versions import since
 
 K, N = 128, 96
 ROWS = torch.export.Dim("rows", min=2, max=8)
@@ -140,7 +141,9 @@ class One(nn.Module):
         return F.linear(x, self.experts[at.item() if self.reads else at])
 
 
-@pytest.mark.parametrize("reads", [False, True], ids=["a tensor", "a number"])
+@pytest.mark.parametrize(
+    "reads", [pytest.param(False, id="a tensor", marks=since("2.13")), pytest.param(True, id="a number")]
+)
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8-row", "mxfp4-wo", "nvfp4"])
 def test_an_expert_that_an_input_picks_by_its_number(scheme: str, reads: bool) -> None:
     """torch.export refused the offsets of its parts: "Operator getattr is not an allowed operator type"."""

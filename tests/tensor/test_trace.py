@@ -7,6 +7,7 @@ import functools
 import io
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from bitport.errors import ArgumentError
 from bitport.numerics import Quantized, sqnr
 from bitport.schemes import KINDS, PRESETS, preset
 from bitport.tensor import QTensor, cache_key, from_parts, quantize_tensor
+from tests.versions import since
 
 
 class Small(nn.Module):
@@ -92,7 +94,12 @@ def saved_and_loaded(program: torch.export.ExportedProgram) -> torch.export.Expo
     return torch.export.load(file)
 
 
-@pytest.mark.parametrize("scheme", PRESETS)
+def savable(scheme: str) -> Any:
+    """PyTorch 2.11 has no number for e8m0 in the files of its programs."""
+    return pytest.param(scheme, marks=since("2.12")) if preset(scheme).weight.scale == "e8m0" else scheme
+
+
+@pytest.mark.parametrize("scheme", map(savable, PRESETS))
 def test_an_exported_program_is_saved_and_loaded(scheme: str) -> None:
     model, ids = quantized(scheme), torch.arange(6).reshape(2, 3)
     program = saved_and_loaded(torch.export.export(model, (ids,)))
@@ -105,7 +112,7 @@ def test_a_saved_program_on_a_machine_with_other_layouts() -> None:
     for layer in model.children():
         layer.weight = nn.Parameter(layer.weight.to_layout("plain"), requires_grad=False)
     program = torch.export.export(model, (ids,))
-    with pytest.raises((ArgumentError, RuntimeError), match="in layout plain needs data"):
+    with pytest.raises((ArgumentError, RuntimeError), match=r"in layout plain needs data|torch has printed why"):
         saved_and_loaded(program).module()(ids)
     assert torch.equal(saved_and_loaded(program.run_decompositions({})).module()(ids), model(ids))
 
@@ -138,7 +145,7 @@ class Repeated(nn.Module):
 REGION = torch.compiler.nested_compile_region(lambda layer, x: layer(x))
 
 
-@pytest.mark.parametrize("how", ["cond", "while_loop", "nested_compile_region"])
+@pytest.mark.parametrize("how", ["cond", "while_loop", pytest.param("nested_compile_region", marks=since("2.12"))])
 def test_functions_that_pytorch_calls(how: str) -> None:
     """They take no tensor subclasses, but weights as PyTorch unwraps them."""
     model, x = Repeated(how).eval(), torch.rand(3, 64)
