@@ -8,23 +8,33 @@
 namespace bitport {
 namespace {
 
-// A tensor [sequences][heads][rows][width] on the CPU, the rows of each head contiguous. Otherwise not `ok`.
-struct Heads {
+// A CPU tensor of four dimensions, with any strides. Not `ok` for any other, or if torch fails to return them.
+struct Strided {
   const int64_t *sizes = nullptr, *strides = nullptr;
   const void* data = nullptr;
   int32_t dtype = -1;
   bool ok = false;
 
-  explicit Heads(TensorHandle handle) {
+  explicit Strided(TensorHandle handle) {
     int64_t dim = 0, *found = nullptr, *apart = nullptr;
     int32_t device = -1;
     ok = handle && !torch.aoti_torch_get_device_type(handle, &device) && device == torch.device &&
          !torch.aoti_torch_get_dim(handle, &dim) && dim == 4 && !torch.aoti_torch_get_sizes(handle, &found) &&
          !torch.aoti_torch_get_strides(handle, &apart) && !torch.aoti_torch_get_dtype(handle, &dtype) &&
          !torch.torch_get_const_data_ptr(handle, &data);
-    if (!ok) return;
     sizes = found;
     strides = apart;
+  }
+
+  int32_t type() const { return torch.type_of(dtype); }
+  // 0 along axes of one entry, which is for all.
+  int64_t step(int axis) const { return sizes[axis] > 1 ? strides[axis] : 0; }
+};
+
+// [sequences][heads][rows][width], the rows of each head contiguous.
+struct Heads : Strided {
+  explicit Heads(TensorHandle handle) : Strided(handle) {
+    if (!ok) return;
     const bool empty = !sizes[0] || !sizes[1] || !sizes[2] || !sizes[3];
     const bool together = (sizes[3] == 1 || strides[3] == 1) && (sizes[2] == 1 || strides[2] == sizes[3]);
     ok = empty || (together && data && strides[0] >= 0 && strides[1] >= 0);
@@ -33,9 +43,8 @@ struct Heads {
   bool has_shape(int64_t sequences, int64_t heads, int64_t rows, int64_t width) const {
     return sizes[0] == sequences && sizes[1] == heads && sizes[2] == rows && sizes[3] == width;
   }
-  int32_t type() const { return torch.type_of(dtype); }
   void write_steps(int64_t* steps) const {
-    for (int axis = 0; axis < 2; ++axis) steps[axis] = sizes[axis] > 1 ? strides[axis] : 0;
+    for (int axis = 0; axis < 2; ++axis) steps[axis] = step(axis);
   }
 };
 
@@ -82,23 +91,16 @@ bool read_dense(TensorHandle handle, int32_t dtype, int64_t sequences, int64_t g
   return true;
 }
 
-// Any strides; an axis of one entry is for all.
 bool read_mask(TensorHandle handle, BitportAttention* a) {
-  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  int32_t device = -1, dtype = -1;
-  const void* data = nullptr;
-  if (torch.aoti_torch_get_device_type(handle, &device) || device != torch.device || torch.aoti_torch_get_dim(handle, &dim) ||
-      dim != 4 || torch.aoti_torch_get_sizes(handle, &sizes) || torch.aoti_torch_get_strides(handle, &strides) ||
-      torch.aoti_torch_get_dtype(handle, &dtype) || torch.torch_get_const_data_ptr(handle, &data) || !data)
-    return false;
-  if (dtype != torch.boolean && torch.type_of(dtype) != BITPORT_F32) return false;
+  const Strided mask(handle);
+  if (!mask.ok || !mask.data || (mask.dtype != torch.boolean && mask.type() != BITPORT_F32)) return false;
   const int64_t most[] = {a->batch, a->heads, a->rows, a->quantized + a->dense};
   for (int axis = 0; axis < 4; ++axis) {
-    if (sizes[axis] != 1 && sizes[axis] != most[axis]) return false;
-    a->mask_step[axis] = sizes[axis] > 1 ? strides[axis] : 0;
+    if (mask.sizes[axis] != 1 && mask.sizes[axis] != most[axis]) return false;
+    a->mask_step[axis] = mask.step(axis);
   }
-  a->mask = data;
-  a->mask_type = dtype == torch.boolean ? BITPORT_U8 : BITPORT_F32;
+  a->mask = mask.data;
+  a->mask_type = mask.dtype == torch.boolean ? BITPORT_U8 : BITPORT_F32;
   return true;
 }
 

@@ -58,7 +58,7 @@ class _Side:
 
     def _with(self, tokens: int) -> Iterator[tuple[GrowingRows, int]]:
         """The rows of the quantized tokens, and how many of these are so many tokens."""
-        blocks = tokens // self.fmt.block[0]
+        blocks = tokens // self.block[0]
         yield self.data, tokens
         yield self.scale, blocks
         if self.zero is not None:
@@ -79,11 +79,8 @@ class _Side:
 
     def crop(self, count: int) -> None:
         """Keep the whole blocks among the first ``count`` quantized tokens."""
-        blocks = count // self.fmt.block[0]
-        self.data.crop(blocks * self.fmt.block[0])
-        for rows in (self.scale, self.zero):
-            if rows is not None:
-                rows.crop(blocks)
+        for rows, kept in self._with(count // self.block[0] * self.block[0]):
+            rows.crop(kept)
 
     def all(self) -> Iterator[GrowingRows]:
         yield from (rows for rows in (self.dense, self.data, self.scale, self.zero) if rows is not None)
@@ -162,8 +159,7 @@ class KeyValueStore:
         dense = (keys.dense.held, values.dense.held) if keys.dense.count else (None, None)
         first = min(self.format.first, keys.dense.count)
         args = (q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
-        plain = is_computed(q, mask) and not q.is_neg() and not (mask is not None and mask.is_neg())
-        direct = DIRECT.get(("attention", q.device.type, "plain")) if plain else None
+        direct = DIRECT.get(("attention", q.device.type, "plain")) if is_computed(q, mask) else None
         return call("attention", *args) if direct is None else direct(*args)
 
     def crop(self, tokens: int) -> None:

@@ -28,14 +28,17 @@ AT_ONCE, PER_THREAD = 1 << 19, 1 << 15
 
 
 def is_computed(*parts: Tensor | None) -> bool:
-    """Whether ops on ``parts`` are computed as they are called. A program that is traced would contain every turn of a
-    loop, and should consist of ops that every runtime has; one that is transformed or differentiated gets the
-    definition too."""
+    """Whether ops on ``parts`` are computed as they are called, on what is in their memory. A program that is traced
+    would contain every turn of a loop, and should consist of ops that every runtime has; one that is transformed or
+    differentiated gets the definition too."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False
-    return all(part is None or (type(part) in (Tensor, Parameter) and not part.requires_grad) for part in parts)
+    return all(
+        part is None or (type(part) in (Tensor, Parameter) and not part.requires_grad and not part.is_neg())
+        for part in parts
+    )
 
 
 def stretches(q: Quantized, block_n: int, most: int) -> Iterator[tuple[slice, Quantized]]:

@@ -130,7 +130,7 @@ def quantize_into(
     ``first`` on; N and ``first`` are borders of blocks. What grows by a token at a time has a place for it already, and
     copying it there would take longer than rounding it."""
     text, parts = format_json(fmt), (data, scale, zero)
-    if is_computed(value, *parts) and not value.is_neg() and select.is_chooser("quantize", value.device.type):
+    if is_computed(value, *parts) and select.is_chooser("quantize", value.device.type):
         impl, _ = select.first_that_takes("quantize", value.device.type, value, text)
         if impl is not None and impl.into is not None and impl.into(value, text, first, *parts):
             return

@@ -24,6 +24,11 @@ def max_of(number: str) -> float:
 
 
 @triton.constexpr_function
+def qmax_of(number: str) -> float:
+    return float(NUMBER_TYPES[number].qmax)
+
+
+@triton.constexpr_function
 def emax_of(number: str) -> int:
     return NUMBER_TYPES[number].emax
 
@@ -111,6 +116,14 @@ def range_scale(
     """Return the scale of a block with a zero point, whose codes 0 to QMAX span ``low`` to ``high``."""
     raw = divided(high * 0.5 - low * 0.5, QMAX * 0.5)
     return defined(tl.minimum(tl.maximum(raw, lowest), highest), tl.maximum(high, -low), bad)
+
+
+@triton.jit
+def zero_point(low: tl.tensor, high: tl.tensor, bad: tl.tensor, scale: tl.tensor, QMAX: tl.constexpr) -> tl.tensor:
+    """Return the zero point that goes with it, in units of codes and not yet rounded."""
+    zero = divided(0.0 - low, scale)  # not -low, which would give -0.0
+    zero = tl.where(zero == zero, tl.minimum(tl.maximum(zero, 0.0), QMAX), 0.0)
+    return tl.where((low == high) & (bad == 0), (QMAX + 1.0) * 0.5, zero)
 
 
 @triton.jit

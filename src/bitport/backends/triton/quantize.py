@@ -13,12 +13,13 @@ from bitport.backends.triton.encode import (
     divided,
     float_code,
     linear_scale,
-    max_of,
     nan_of,
     power_of_two,
+    qmax_of,
     range_scale,
     to_float,
     whole,
+    zero_point,
 )
 from bitport.backends.triton.fusion import EXACT
 from bitport.backends.triton.sizes import cdiv, next_power
@@ -56,7 +57,7 @@ def encoded(
 ) -> tl.tensor:
     """Return the int32 codes of x / scale."""
     if kind_of(NUMBER) == "int":
-        QMAX: tl.constexpr = max_of(NUMBER) + midpoint_of(NUMBER)
+        QMAX: tl.constexpr = qmax_of(NUMBER)
         if ZERO == "float":
             moved = steps + zero
             near = whole(tl.minimum(tl.maximum(moved, -512.0), 512.0))
@@ -126,16 +127,14 @@ def blocks_of_rows(
             factor = stored.to(tl.float32)
             tl.store(scales + matrix * scale_apart + at, stored, mask=block < count)
     else:
-        QMAX: tl.constexpr = max_of(NUMBER) + midpoint_of(NUMBER)
+        QMAX: tl.constexpr = qmax_of(NUMBER)
         low, high = tl.min(tl.minimum(number, 0.0), 1), tl.max(tl.maximum(number, 0.0), 1)
         bad = tl.maximum(bad, (tl.maximum(high, -low) == float("inf")).to(tl.int32))
         low, high = tl.maximum(low, -end), tl.minimum(high, end)
         stored = range_scale(low, high, bad, lowest, highest, QMAX).to(scales.dtype.element_ty)
         factor = stored.to(tl.float32)
         tl.store(scales + matrix * scale_apart + at, stored, mask=block < count)
-        zero = divided(0.0 - low, factor)
-        zero = tl.where(zero == zero, tl.minimum(tl.maximum(zero, 0.0), QMAX), 0.0)
-        zero = tl.where((low == high) & (bad == 0), (QMAX + 1.0) * 0.5, zero)
+        zero = zero_point(low, high, bad, factor, QMAX)
         if ZERO == "int":
             zero = whole(zero)
         kept = zero.to(zeros.dtype.element_ty)

@@ -29,6 +29,7 @@ from bitport.backends.triton.encode import (
     tiny,
     to_float,
     whole,
+    zero_point,
 )
 from bitport.backends.triton.fusion import EXACT
 from bitport.backends.triton.sizes import cdiv, next_power
@@ -125,9 +126,7 @@ def by_row(
             least, most = tl.maximum(least, -widest), tl.minimum(most, widest)
             bad |= (amax_of_row == float("inf")).to(tl.int32)
             scale = range_scale(least, most, bad, tiny(), highest, 255)
-            zero = divided(-least, scale)
-            zero = whole(tl.where(zero == zero, tl.minimum(tl.maximum(zero, 0.0), 255.0), 0.0))
-            zero = tl.where((amax_of_row == 0) & (bad == 0), 128.0, zero)
+            zero = whole(zero_point(least, most, bad, scale, 255))
             if zeros is not None:
                 tl.store(zeros + row, zero.to(tl.uint8))
         else:
