@@ -187,7 +187,7 @@ $(SANITIZED)/kernels_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard n
 	$(SANITIZE_CXX) -o $@ $^
 
 SHIM_SOURCES := $(wildcard native/kernels/*.cpp native/shim/*.cpp native/shim/tests/*.cpp) \
-	$(patsubst %,native/torch/%.cpp,calls weight ask)
+	$(patsubst %,native/torch/%.cpp,attention calls weight ask)
 $(SANITIZED)/shim_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(SHIM_SOURCES))
 	$(SANITIZE_CXX) -o $@ $^
 

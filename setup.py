@@ -35,7 +35,7 @@ OPTIONS += [] if WINDOWS else ["-fPIC"]
 LINKED_WITH = [] if WINDOWS else ["-ldl"]
 PATIENCE = 1800
 """Seconds allowed per file. Some take half a minute, and many times that on a busy or emulated machine."""
-LINKED = ("calls", "weight", "ask")
+LINKED = ("attention", "calls", "weight", "ask")
 """The parts of native/torch that exported programs link (ARCHIVE); the rest looks torch up by name and registers with
 it."""
 

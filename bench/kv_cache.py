@@ -1,6 +1,6 @@
 """Quantized key-value cache: the time of one query, and of those of a prompt, compared with torch's
-scaled_dot_product_attention over the same tokens in bfloat16, the time to append a token, its size, and its effect on
-the predictions of the bundled model.
+scaled_dot_product_attention over the same tokens in bfloat16, that of one query in memory of a fixed size, the time to
+append a token, its size, and its effect on the predictions of the bundled model.
 
 One layer and one sequence are timed. Every call uses the next of several copies, together larger than the caches, as a
 model goes from layer to layer. Torch is called in the fastest way: for one query with the query heads that share a key
@@ -26,7 +26,7 @@ from torch import Tensor
 from bench.measure import RESULTS, busy, header, record
 from bench.models import TINYLM
 from bench.results import lines_of, runs_of
-from bitport.cache import KeyValueStore
+from bitport.cache import KeyValueStore, StaticStore
 from bitport.evaluate.divergence import summarized, token_divergence
 from bitport.evaluate.perplexity import losses, predictions, summary
 from bitport.evaluate.timing import interleaved, medians, ratio, spread
@@ -40,6 +40,8 @@ FLOATS = "int8+last999999"
 FORMATS = ("int8", "fp8-wo", "int4", "int4-g32", "int2-b32x1:int2-g32")
 CONTEXTS = (512, 2048, 8192, 32768)
 PROMPTS = (128, 375, 1024, 2048)
+ROOM, FILLED = 4096, (128, 512, 2048, 4096)
+"""Tokens that fit into memory of a fixed size, and how many of them there are."""
 COPIES = 256 << 20
 """Total size of the copies, in bytes of keys and values in bfloat16."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance-kv-cache.md"
@@ -120,6 +122,33 @@ def attention(
         }
 
 
+def in_static_memory(heads: Heads, filled: int, formats: tuple[str, ...], repetitions: int) -> Iterator[Row]:
+    """Attention of one query in memory for ROOM tokens, whose mask shows ``filled``."""
+    sharing = heads.queries // heads.keys
+    q = torch.randn(1, heads.queries, 1, heads.width, dtype=torch.bfloat16)
+    shape = (1, heads.keys, ROOM, heads.width)
+    count = max(2, min(COPIES // (4 * heads.keys * ROOM * heads.width), 16))
+    tokens = [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in range(count)]
+    seen = (torch.arange(ROOM) < filled)[None, None, None]
+    packed, mask = q.reshape(1, heads.keys, sharing, heads.width), seen.expand(1, 1, sharing, ROOM)
+
+    def store_of(name: str, pair: tuple[Tensor, Tensor]) -> StaticStore:
+        store = StaticStore(name)
+        store.allocate(*pair, ROOM)
+        store.write(*pair, torch.arange(ROOM))
+        return store
+
+    plain = [functools.partial(F.scaled_dot_product_attention, packed, *pair, mask) for pair in tokens]
+    candidates = {BASE: in_turn(plain)}
+    for name in formats:
+        stores = [store_of(name, pair) for pair in tokens]
+        candidates[name] = in_turn([functools.partial(store.attend, q, seen) for store in stores])
+    times = interleaved(candidates, repetitions=repetitions, clock=clock())
+    for name, seconds in medians(times).items():
+        found = {"kind": "static", "heads": [*heads], "context": filled, "room": ROOM, "format": name}
+        yield {**found, "ms": float(f"{seconds * 1e3:.4g}"), "speedup": round(1 / ratio(times, name, BASE), 3)}
+
+
 def adding(heads: Heads, context: int, formats: tuple[str, ...], repetitions: int) -> Iterator[Row]:
     """Appending one token to a layer that has ``context``, compared with torch.cat, by which transformers' own cache
     grows. Removing the token afterwards is timed too, but moves no data."""
@@ -163,11 +192,14 @@ def quality(formats: tuple[str, ...], count: int) -> Iterator[Row]:
 
 def page(lines: list[Row]) -> str:
     """The newest run of each kind; for times, of each number of threads."""
-    text = [INTRODUCTION.format(tokens=TOKENS, window=WINDOW, step=STEP)]
+    text = [INTRODUCTION.format(room=ROOM, tokens=TOKENS, window=WINDOW, step=STEP)]
     for title, kind in (("One query", "attention"), ("A prompt", "prompt")):
         text.append(f"## {title}\n")
         for head, rows in newest(lines, kind):
             text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
+    text.append("## In memory of a fixed size\n")
+    for head, rows in newest(lines, "static"):
+        text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
     text.append("## One more token\n")
     for head, rows in newest(lines, "adding"):
         cells = [
@@ -185,12 +217,15 @@ def page(lines: list[Row]) -> str:
 def queries(name: str, rows: list[Row]) -> str:
     mine = [row for row in rows if row["heads"] == [*MODELS[name]]]
     contexts = sorted({row["context"] for row in mine})
+    sizes = "bytes_per_token" in mine[0]
+    titles = ("tokens", *(["bytes per token"] if sizes else []), *contexts)
     lines = []
     for fmt in dict.fromkeys(row["format"] for row in mine):
         cells = {row["context"]: row for row in mine if row["format"] == fmt}
         figures = [f"{cells[at]['ms']:.3g} ms, {cells[at]['speedup']:.2f}x" for at in contexts]
-        lines.append((called(fmt), f"{cells[contexts[-1]]['bytes_per_token']:.0f}", *figures))
-    return f"{name}:\n\n{markdown(('tokens', 'bytes per token', *contexts), lines)}\n"
+        size = [f"{cells[contexts[-1]]['bytes_per_token']:.0f}"] if sizes else []
+        lines.append((called(fmt), *size, *figures))
+    return f"{name}:\n\n{markdown(titles, lines)}\n"
 
 
 def predicted(rows: list[Row]) -> str:
@@ -231,7 +266,9 @@ The cost and savings of [the quantized key-value cache](kv-cache.md): `python -m
 
 *One query*: attention of one new token over a layer's cache, in milliseconds, and the speedup over torch's own
 attention over bf16, in the same turn; *bytes per token* are those of keys and values in one layer. *A prompt*: the
-same for as many queries as there are tokens, each of which sees those before it. *One more token*: the time to add it.
+same for as many queries as there are tokens, each of which sees those before it. *In memory of a fixed size*: one query
+in memory for {room} tokens, of which so many are filled and shown by a mask; torch's own attention reads all of it.
+*One more token*: the time to add it.
 With one thread it is the time of that thread. *Predictions*: the bundled model on {tokens} tokens of its text, in
 windows of {window} that are read {step} tokens at a time, compared with a float cache; *part of bf16* is the size after
 a whole window. It is a small model of an easy language, with heads of 64: use it to compare formats, and measure your
@@ -276,6 +313,13 @@ def _prompt(options: argparse.Namespace) -> Iterator[Row]:
 
 
 @torch.no_grad()
+def _static(options: argparse.Namespace) -> Iterator[Row]:
+    for heads in MODELS.values():
+        for filled in FILLED:
+            yield from in_static_memory(heads, filled, ("int8", "int4-g32"), options.repetitions)
+
+
+@torch.no_grad()
 def _adding(options: argparse.Namespace) -> Iterator[Row]:
     for context in (options.contexts[0], options.contexts[-1]):
         yield from adding(MODELS["32 heads on 8 of 128"], context, FORMATS[:1] + FORMATS[3:4], options.repetitions)
@@ -284,6 +328,7 @@ def _adding(options: argparse.Namespace) -> Iterator[Row]:
 KINDS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "attention": _attention,
     "prompt": _prompt,
+    "static": _static,
     "adding": _adding,
     "quality": lambda options: quality(QUALITY, TOKENS),
 }

@@ -135,10 +135,14 @@ class Piece {
       const int64_t at = packed ? t - a_.first_dense : t < a_.first_dense ? t : t - a_.quantized, block = a_.keys.block;
       int64_t count = smaller(kPanel, stop - t);
       if (packed && block > 1) count = smaller(count, block - at % block);
+      const int64_t row = first_shown(first_seeing(t), t, count), rows = rows_ - row;
+      if (!rows) {
+        t += count;
+        continue;
+      }
       const float* q = q_;
       if (packed && block > 1) q = scale_queries(at / block, wide);
       load(a_.keys, packed, at, count, wide);
-      const int64_t row = first_seeing(t), rows = rows_ - row;
       attend_.score(q + row * wide, rows, panel_, wide, scores_ + row * kPanel);
       soften(row, t, count, q == q_ ? nullptr : less_, state);
       load(a_.values, packed, at, count, out);
@@ -163,6 +167,23 @@ class Piece {
   int64_t first_seeing(int64_t t) const {
     const int64_t earlier = a_.quantized + a_.dense - a_.rows, row = query_row(0);
     return a_.causal && row + rows_ <= a_.rows ? most(0, t - earlier - row) : 0;
+  }
+
+  // The first of these rows, from `row` on, to which a mask of bool shows any of `count` tokens; rows_ if there is none.
+  int64_t first_shown(int64_t row, int64_t first, int64_t count) const {
+    if (!a_.mask || a_.mask_type == BITPORT_F32) return row;
+    for (; row < rows_; ++row) {
+      const uint8_t* mask = static_cast<const uint8_t*>(a_.mask) + mask_at(row, first);
+      uint8_t any = 0;
+      for (int64_t t = 0; t < count; ++t) any |= mask[t * a_.mask_step[3]];
+      if (any) break;
+    }
+    return row;
+  }
+
+  int64_t mask_at(int64_t row, int64_t token) const {
+    return sequence_ * a_.mask_step[0] + query_head(row) * a_.mask_step[1] + query_row(row) * a_.mask_step[2] +
+           token * a_.mask_step[3];
   }
 
   void load_queries(int64_t wide) {
@@ -229,14 +250,14 @@ class Piece {
       int64_t seen = count;
       if (a_.causal) seen = smaller(seen, a_.quantized + a_.dense - a_.rows + query_row(r) + 1 - first);
       if (a_.mask) {
-        const int64_t at = sequence_ * a_.mask_step[0] + query_head(r) * a_.mask_step[1] + query_row(r) * a_.mask_step[2] +
-                           first * a_.mask_step[3];
+        const int64_t at = mask_at(r, first);
         if (a_.mask_type == BITPORT_F32) {
           const float* mask = static_cast<const float*>(a_.mask) + at;
           for (int64_t t = 0; t < seen; ++t) s[t] += in_log2(mask[t * a_.mask_step[3]]);
         } else {
           const uint8_t* mask = static_cast<const uint8_t*>(a_.mask) + at;
-          for (int64_t t = 0; t < seen; ++t) s[t] += mask[t * a_.mask_step[3]] ? 0.0f : -INFINITY;
+          const bool hides = a_.mask_step[3] != 1 || (seen > 0 && std::memchr(mask, 0, size_t(seen)));
+          for (int64_t t = 0; hides && t < seen; ++t) s[t] += mask[t * a_.mask_step[3]] ? 0.0f : -INFINITY;
         }
       }
       for (int64_t t = seen < 0 ? 0 : seen; t < kPanel; ++t) s[t] = -INFINITY;

@@ -70,6 +70,31 @@ BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_embedding(
     AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int32_t dtype,
     AtenTensorHandle* result);
 
+// y [batch, heads, rows, v_k] = softmax(scale q K^T + mask) V, over the tokens of a cache in this order: `first` of the
+// dense ones, the quantized, the other dense ones. Tokens [batch, a divisor of heads, tokens, ..] may be strided, but
+// those of a head are contiguous.
+//
+//   q        [batch, heads, rows, k_k], contiguous float32, bfloat16 or float16
+//   data     uint8 or float8_e4m3fn [.., n, ceil(k * bits / 8)], lowest bits first
+//   scale    a float [.., ceil(n/block), ceil(k/group)]; zero like it, or uint8; Tensor?. A block of more than one
+//            token is for keys alone, with a group of 1; other groups are a multiple of 16, or at least k
+//   dense    like q [.., m, k]; Tensor?, both or neither
+//   mask     bool or float32, [batch, heads, rows, all tokens] or 1 along some axes; Tensor?
+//   causal   row i of T sees all tokens but the last T - 1 - i
+//   scale    0: 1 / sqrt(k_k)
+BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_attention(
+    AtenTensorHandle q, AtenTensorHandle k_data, AtenTensorHandle k_scale, AtenTensorHandle* k_zero,
+    AtenTensorHandle* k_dense, AtenTensorHandle k_table, int64_t k_n, int64_t k_k, int64_t k_block, int64_t k_group,
+    int64_t k_bits, int64_t k_integer, AtenTensorHandle v_data, AtenTensorHandle v_scale, AtenTensorHandle* v_zero,
+    AtenTensorHandle* v_dense, AtenTensorHandle v_table, int64_t v_n, int64_t v_k, int64_t v_block, int64_t v_group,
+    int64_t v_bits, int64_t v_integer, int64_t first, AtenTensorHandle* mask, int64_t causal, double scale,
+    AtenTensorHandle* result);
+
+// The same where all tokens are floats: keys and values are the dense ones.
+BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_float_attention(
+    AtenTensorHandle q, AtenTensorHandle keys, AtenTensorHandle values, AtenTensorHandle* mask, int64_t causal,
+    double scale, AtenTensorHandle* result);
+
 // -- the contract of tinygemm (aten::_weight_int4pack_mm) ------------------------------------------------------------
 
 // y bfloat16 [m, n] = self W^T.

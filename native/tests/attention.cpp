@@ -93,8 +93,9 @@ void try_attention(int64_t number, uint64_t seed) {
   Exact<float> mask(s.rows * tokens, some_place(random));
   Exact<uint8_t> seen(s.rows * tokens, some_place(random));
   const bool of_bytes = below(random, 2) == 0;
+  const int64_t shown = below(random, 2) ? below(random, tokens + 1) : tokens;   // the others are hidden from all rows
   for (int64_t i = 0; i < s.rows * tokens; ++i) {
-    seen[i] = uint8_t(below(random, 3));
+    seen[i] = i % tokens < shown ? uint8_t(below(random, 3)) : 0;
     mask[i] = !seen[i] ? -INFINITY : of_bytes ? 0.0f : float(below(random, 16)) / 8 - 1;
   }
   const void* const given = of_bytes ? static_cast<const void*>(seen.data()) : mask.data();

@@ -37,7 +37,6 @@ const char* Api::load(const char* libtorch_cpu) {
 #undef BITPORT_NEED
 #undef BITPORT_FIND
   ask();
-  boolean = aoti_torch_dtype_bool();
   return nullptr;
 }
 

@@ -32,6 +32,7 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
 #define BITPORT_TENSOR_FUNCTIONS(F) \
   F(aoti_torch_get_dim, int32_t, (TensorHandle, int64_t*)) \
   F(aoti_torch_get_sizes, int32_t, (TensorHandle, int64_t**)) \
+  F(aoti_torch_get_strides, int32_t, (TensorHandle, int64_t**)) \
   F(aoti_torch_get_dtype, int32_t, (TensorHandle, int32_t*)) \
   F(aoti_torch_get_device_type, int32_t, (TensorHandle, int32_t*)) \
   F(aoti_torch_is_contiguous, int32_t, (TensorHandle, bool*)) \
@@ -50,13 +51,12 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
   F(aoti_torch_dtype_uint8, int32_t, ()) \
   F(aoti_torch_dtype_int32, int32_t, ()) \
   F(aoti_torch_dtype_int64, int32_t, ()) \
+  F(aoti_torch_dtype_bool, int32_t, ()) \
   F(aoti_torch_dtype_float8_e4m3fn, int32_t, ()) \
   F(torch_dtype_float8_e8m0fnu, int32_t, ())
 
 // Additional functions for registration and what only kernels of registered ops need.
 #define BITPORT_LIBRARY_FUNCTIONS(F) \
-  F(aoti_torch_get_strides, int32_t, (TensorHandle, int64_t**)) \
-  F(aoti_torch_dtype_bool, int32_t, ()) \
   F(aoti_torch_library_init_impl, int32_t, \
     (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
   F(torch_library_impl, int32_t, (LibraryHandle, const char* op, Kernel, uint64_t abi)) \
@@ -81,7 +81,7 @@ struct Api {
 #undef BITPORT_DECLARE
   int32_t device = -1;      // device type of accepted tensors: the CPU, unless a host sets another
   int32_t dtypes[6] = {};   // torch's dtypes by BitportType
-  int32_t int32 = -1, int64 = -1, boolean = -1;   // boolean: not known in native/shim
+  int32_t int32 = -1, int64 = -1, boolean = -1;
 
   const char* load(const char* libtorch_cpu);   // looks functions up by name in that library; null, or what is missing
   void link();                                  // sets the tensor functions as resolved by the linker (native/shim)

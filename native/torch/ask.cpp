@@ -15,6 +15,7 @@ void Api::ask() {
   dtypes[BITPORT_E4M3] = aoti_torch_dtype_float8_e4m3fn();
   int32 = aoti_torch_dtype_int32();
   int64 = aoti_torch_dtype_int64();
+  boolean = aoti_torch_dtype_bool();
 }
 
 }  // namespace bitport

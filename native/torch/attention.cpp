@@ -51,6 +51,14 @@ struct Heads : Strided {
 // The parts of keys or of values: [sequences][groups][tokens]. Null, or why the kernel does not take them.
 const char* read(const Tokens& given, bool keys, int64_t sequences, int64_t groups, BitportTokens* t) {
   const Parts& parts = given.parts;
+  if (!parts.data) {   // all tokens are floats
+    const Heads dense(given.dense);
+    if (!dense.ok || dense.sizes[3] < 1 || dense.sizes[3] > kMost) return "keys and values are not floats [batch, heads, tokens, width]";
+    *t = BitportTokens{};
+    t->width = t->group = dense.sizes[3];
+    t->block = 1;
+    return nullptr;
+  }
   const int64_t n = parts.n, k = parts.k, group = parts.group, block = given.block;
   if (n < 0 || n > kMost || k < 1 || k > kMost || group < 1 || block < 1) return "a size of the tokens is out of range";
   if (parts.scale2) return "tokens have no second scale";
@@ -109,13 +117,15 @@ bool read_mask(TensorHandle handle, BitportAttention* a) {
 const char* attention(const Attention& call, int32_t isa, TensorHandle* result) {
   const View q(call.q);
   if (!q.ok || q.dim != 4 || !is_float(q.type())) return "q is not contiguous float32, bfloat16 or float16 [batch, heads, rows, width]";
-  const Heads codes(call.keys.parts.data);
-  if (!codes.ok || codes.sizes[1] < 1 || q.sizes[1] % codes.sizes[1]) return "keys are not of heads that divide those of q";
-  const int64_t batch = q.sizes[0], groups = codes.sizes[1];
+  const Heads keys(call.keys.parts.data ? call.keys.parts.data : call.keys.dense);
+  if (!keys.ok || keys.sizes[1] < 1 || q.sizes[1] % keys.sizes[1]) return "keys are not of heads that divide those of q";
+  const int64_t batch = q.sizes[0], groups = keys.sizes[1];
   BitportAttention a{};
   if (const char* reason = read(call.keys, true, batch, groups, &a.keys)) return reason;
   if (const char* reason = read(call.values, false, batch, groups, &a.values)) return reason;
-  if (a.keys.width != q.sizes[3] || call.values.parts.n != call.keys.parts.n) return "keys, values and q do not fit together";
+  if (a.keys.width != q.sizes[3] || call.values.parts.n != call.keys.parts.n ||
+      !call.values.parts.data != !call.keys.parts.data)
+    return "keys, values and q do not fit together";
   if (!call.keys.dense != !call.values.dense) return "dense keys and values go together";
   if (call.keys.dense) {
     const Heads dense(call.keys.dense);
@@ -129,7 +139,7 @@ const char* attention(const Attention& call, int32_t isa, TensorHandle* result) 
   a.heads = q.sizes[1];
   a.groups = groups;
   a.rows = q.sizes[2];
-  a.quantized = call.keys.parts.n;
+  a.quantized = call.keys.parts.data ? call.keys.parts.n : 0;
   a.first_dense = call.first;
   const int64_t tokens = a.quantized + a.dense;
   if (a.first_dense < 0 || a.first_dense > a.dense || !tokens || (call.causal && a.rows > tokens)) return "too few tokens";

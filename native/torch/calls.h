@@ -27,7 +27,8 @@ const char* dyn_grouped_linear(TensorHandle x, TensorHandle ends, const Parts& w
 // Rows of the weight in the torch dtype `dtype`. or_dense: the rows of the weight may be dense, too.
 const char* embedding(TensorHandle ids, const Parts& weight, bool or_dense, int32_t dtype, TensorHandle* y);
 
-// Keys or values in layout plain, with a scale for each block x group of them, and those that are floats, or null.
+// Keys or values in layout plain, with a scale for each block x group of them, and those that are floats, or null. All
+// may be floats: then the parts are null.
 struct Tokens {
   Parts parts;
   int64_t block = 1;

@@ -156,6 +156,21 @@ def test_a_row_that_sees_nothing_is_zeros() -> None:
     assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_tokens_that_a_mask_hides_from_all_rows_are_not_read() -> None:
+    """Those of whole steps of the loop, which are of 32 tokens here, and of whole splits."""
+    call = AttentionArgs.of(*sample("hidden", CPU, FP32, "int8", "int8", rows=4, tokens=320).args)
+    mask = torch.zeros(1, 1, 4, 320, dtype=torch.bool)
+    mask[..., :20], mask[..., 200:207], mask[:, :, 1, 210] = True, True, True
+    spoiled = torch.where(mask.any(2).view(10, 32).any(1), 1.0, torch.nan).repeat_interleave(32)[:, None]
+    hidden = call._replace(
+        mask=mask,
+        keys=call.keys._replace(scale=call.keys.scale * spoiled),
+        values=call.values._replace(scale=call.values.scale * spoiled),
+    )
+    wanted = OPS["attention"].generic(*moved(call._replace(mask=mask), CPU))
+    assert torch.allclose(run(hidden), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_rows_of_a_mask_may_lie_far_apart() -> None:
     """Beyond 2^31 elements, as in the mask of a text of 46,341 tokens. On a CPU, untouched pages take no memory. The
     mask is created on the device, since to(device) would pack it."""

@@ -215,22 +215,27 @@ def test_rounding_tokens(scheme: str, dtype: torch.dtype, made: list[CompiledKer
 
 
 @pytest.mark.parametrize(
-    ("format", "rows", "dtype"),
-    [("int4-g32", 1, FP32), ("int8", 70, BF16), *([("int4-g32", 1, BF16), ("int8", 70, FP32)] if EVERY else [])],
+    ("format", "rows", "dtype", "mask"),
+    [
+        ("int4-g32", 1, FP32, ""),
+        ("int8", 70, BF16, "bool"),
+        *([("int4-g32", 1, BF16, "bool"), ("int8", 70, FP32, "")] if EVERY else []),
+    ],
 )
-def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[CompiledKernel]) -> None:
+def test_attention(format: str, rows: int, dtype: torch.dtype, mask: str, made: list[CompiledKernel]) -> None:
     """Over quantized and dense tokens. One more token, in memory with room for it, compiles nothing new. With half the
     rows operands would always be in registers, but each row would take 11 % more instructions (sm90, float32, 128
     wide): moving operands to local memory and back must stay below a tenth of a loop."""
     sizes: dict[str, Any] = {"shape": (1, 8, 2, 128), "value_width": 128, "rows": rows, "dense": 70}
-    of = sample("", torch.device("cpu"), dtype, format, format, tokens=201, causal=True, **sizes)
+    of = sample("", torch.device("cpu"), dtype, format, format, tokens=201, causal=not mask, mask=mask, **sizes)
     call = AttentionArgs.of(*of.args)
     for tokens in (200, 201):
         sides = (
             side._replace(n=tokens, **{part: getattr(side, part)[:, :, :tokens] for part in ("data", "scale")})
             for side in (call.keys._replace(zero=None), call.values._replace(zero=None))
         )
-        kernels.attend(*call._replace(**dict(zip(("keys", "values"), sides, strict=True))).args())
+        shown = None if call.mask is None else call.mask[..., : tokens + 70]
+        kernels.attend(*call._replace(mask=shown, **dict(zip(("keys", "values"), sides, strict=True))).args())
     assert [each.name for each in made] == ["attend", "attend", "join"] * 2
     assert [each.hash for each in made[:3]] == [each.hash for each in made[3:]]
     if ASKED == ["sm90"]:

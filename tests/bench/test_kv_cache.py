@@ -21,6 +21,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(kv_cache, "MODELS", {"4 heads on 2 of 16": SMALL})
     found = [*attention(SMALL, 40, ("int8", kv_cache.FLOATS), 3), *kv_cache.adding(SMALL, 40, ("int8",), 3)]
     found += attention(SMALL, 40, ("int8",), 3, prompt=True)
+    monkeypatch.setattr(kv_cache, "ROOM", 64)
+    found += kv_cache.in_static_memory(SMALL, 40, ("int8",), 3)
     return [*found, *kv_cache.quality(("int8", "int2-g32"), 600)]
 
 
@@ -28,7 +30,7 @@ def test_what_is_measured(rows: list[dict[str, Any]]) -> None:
     by = {(row["kind"], row["format"]): row for row in rows}
     assert set(by) == {
         *(("attention", name) for name in (BASE, "int8", kv_cache.FLOATS)),
-        *((kind, name) for kind in ("adding", "prompt") for name in (BASE, "int8")),
+        *((kind, name) for kind in ("adding", "prompt", "static") for name in (BASE, "int8")),
         *(("quality", name) for name in (BASE, "int8", "int2-g32")),
     }
     sizes = {name: by["attention", name]["bytes_per_token"] for name in (BASE, "int8", kv_cache.FLOATS)}

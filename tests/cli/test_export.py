@@ -12,12 +12,15 @@ from bitport import dequantize_
 from bitport.backends.cpu.native import PATH
 from bitport.cli.main import main
 from bitport.export import load
+from bitport.integrations.cache_name import with_cache
 from bitport.integrations.huggingface import load_model
+from bitport.integrations.kv_cache import KVCache
 
 from .conftest import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "tinylm"
+DTYPES = {"BF16": torch.bfloat16, "U8": torch.uint8}
 
 
 @pytest.mark.parametrize(
@@ -28,8 +31,9 @@ MODEL = ROOT / "models" / "tinylm"
         (["-o", "there.pt2"], "there.pt2 exists already; --overwrite"),
         (["-o", "model.pt2", "--weights", "there.pt2"], "there.pt2 exists already; --overwrite"),
         (["--executorch", "model.pte", "--capacity", "4"], "a cache of 4 positions"),
+        (["-o", "model.pt2", "--kv-cache", "int8+last64"], "int8+last64 keeps some in float until later"),
     ],
-    ids=["short", "long", "there", "weights-there", "executorch-short"],
+    ids=["short", "long", "there", "weights-there", "executorch-short", "cache"],
 )
 def test_what_is_refused(
     options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -48,10 +52,22 @@ def test_what_is_refused(
         (["--onnx", "model"], "'model': an ONNX model is a file *.onnx"),
         (["--onnx", "model.onnx", "--level", "x86-64-v3", "--capacity", "8"], "--level, --capacity: not for ONNX"),
         (["--executorch", "model.pte", "--weights", "w"], "--weights: not for ExecuTorch"),
+        (["--onnx", "model.onnx", "--kv-cache", "int8"], "--kv-cache: not for ONNX"),
+        (["-o", "model.pt2", "--kv-cache", "int7x"], "int7x"),
         (["--onnx", "model.onnx", "--dtype", "bfloat16"], "compute in float32, not bfloat16"),
         (["--executorch", "model.pte", "--standard"], "--standard goes with --onnx"),
     ],
-    ids=["suffix", "executorch-suffix", "onnx-suffix", "onnx", "executorch", "dtype", "standard"],
+    ids=[
+        "suffix",
+        "executorch-suffix",
+        "onnx-suffix",
+        "onnx",
+        "executorch",
+        "onnx-cache",
+        "cache",
+        "dtype",
+        "standard",
+    ],
 )
 def test_options_that_are_refused(run: Run, tmp_path: Path, options: list[str], said: str) -> None:
     """Before anything is read."""
@@ -67,12 +83,16 @@ def test_a_wrong_place_for_weights_is_told_before_the_model_is_read(run: Run, tm
 
 
 @pytest.mark.slow
-def test_a_quantized_model_writes_the_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kv_cache", [None, "int8"])
+def test_a_quantized_model_writes_the_same_tokens(
+    kv_cache: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     quantized, output = tmp_path / "int4", tmp_path / "model.pt2"
     rules = ["--rule", "lm_head=int8", "--rule", "*.embed_tokens=int8"]
+    caches = [] if kv_cache is None else ["--kv-cache", kv_cache]
     assert main(["quantize", str(MODEL), "--scheme", "int4-g32", *rules, "-o", str(quantized)]) == 0
     capsys.readouterr()
-    assert main(["export", str(quantized), "-o", str(output), "--weights", "model.weights", "--json"]) == 0
+    assert main(["export", str(quantized), "-o", str(output), "--weights", "model.weights", "--json", *caches]) == 0
     manifest = json.loads(capsys.readouterr().out)["manifest"]
     assert set(manifest["methods"]) == {"prefill", "decode"}
     assert (tmp_path / "model.weights").stat().st_size == manifest["weights"]["size"]
@@ -80,9 +100,11 @@ def test_a_quantized_model_writes_the_same_tokens(tmp_path: Path, capsys: pytest
 
     model, program = load_model(quantized), load(output, verify=True)
     prompt, count = torch.tensor([[5, 17, 200, 31, 9]]), 20
-    wanted = model.generate(input_ids=prompt, max_new_tokens=count, do_sample=False, pad_token_id=0)[0].tolist()
+    given = {} if kv_cache is None else with_cache(model, KVCache.of(model, kv_cache))
+    made = model.generate(input_ids=prompt, max_new_tokens=count, do_sample=False, pad_token_id=0, **given)
+    wanted = made[0].tolist()
     inputs = manifest["methods"]["decode"]["inputs"][2:]
-    cache = [torch.zeros(each["shape"], dtype=torch.bfloat16) for each in inputs]
+    cache = [torch.zeros(each["shape"], dtype=DTYPES[each["dtype"]]) for each in inputs]
     tokens = prompt[0].tolist()
     logits = program.prefill(prompt, torch.arange(5), cache)
     while len(tokens) < len(wanted):

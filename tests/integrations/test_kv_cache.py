@@ -19,6 +19,7 @@ from . import sizes
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 kv_cache = pytest.importorskip("bitport.integrations.kv_cache")
+cache_attention = pytest.importorskip("bitport.integrations.cache_attention")
 KVCache = kv_cache.KVCache
 
 SMALL = {**sizes.SMALL, "max_position_embeddings": 128}
@@ -234,7 +235,7 @@ def test_a_model_in_the_place_of_its_configuration_is_refused() -> None:
 def test_attention_that_it_cannot_compute_is_refused(name: str) -> None:
     x = torch.ones(1, 2, 3, 16)
     with pytest.raises(ArgumentError, match=f'has no {name}: use attn_implementation="eager"'):
-        kv_cache.attention(None, x, x, x, None, **{name: 30.0})
+        cache_attention.attention(None, x, x, x, None, **{name: 30.0})
 
 
 def test_keys_of_a_step_that_is_over_are_refused() -> None:

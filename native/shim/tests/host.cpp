@@ -10,7 +10,7 @@ int64_t alive = 0;
 
 int64_t width(int32_t dtype) {
   switch (dtype) {
-    case u8: case e4m3: case e8m0: return 1;
+    case u8: case e4m3: case e8m0: case boolean: return 1;
     case bf16: case f16: return 2;
     case i64: return 8;
     default: return 4;
@@ -21,6 +21,8 @@ AtenTensorOpaque tensor(std::vector<int64_t> sizes, int32_t dtype) {
   int64_t count = 1;
   for (const int64_t size : sizes) count *= size;
   AtenTensorOpaque made;
+  made.strides.assign(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;) made.strides[i - 1] = made.strides[i] * sizes[i];
   made.sizes = std::move(sizes);
   made.dtype = dtype;
   made.device = kCpu;
@@ -34,6 +36,7 @@ extern "C" {
 
 int32_t aoti_torch_get_dim(AtenTensorHandle t, int64_t* result) { *result = int64_t(t->sizes.size()); return 0; }
 int32_t aoti_torch_get_sizes(AtenTensorHandle t, int64_t** result) { *result = t->sizes.data(); return 0; }
+int32_t aoti_torch_get_strides(AtenTensorHandle t, int64_t** result) { *result = t->strides.data(); return 0; }
 int32_t aoti_torch_get_dtype(AtenTensorHandle t, int32_t* result) { *result = t->dtype; return 0; }
 int32_t aoti_torch_get_device_type(AtenTensorHandle t, int32_t* result) { *result = t->device; return 0; }
 int32_t aoti_torch_is_contiguous(AtenTensorHandle t, bool* result) { *result = t->contiguous; return 0; }
@@ -69,6 +72,7 @@ int32_t aoti_torch_dtype_float16() { return f16; }
 int32_t aoti_torch_dtype_uint8() { return u8; }
 int32_t aoti_torch_dtype_int32() { return i32; }
 int32_t aoti_torch_dtype_int64() { return i64; }
+int32_t aoti_torch_dtype_bool() { return boolean; }
 int32_t aoti_torch_dtype_float8_e4m3fn() { return e4m3; }
 int32_t torch_dtype_float8_e8m0fnu() { return e8m0; }
 

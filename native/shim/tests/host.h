@@ -5,7 +5,7 @@
 #include "../bitport_shim.h"
 
 struct AtenTensorOpaque {
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes, strides;
   int32_t dtype = 0, device = 0;
   bool contiguous = true;
   std::vector<uint8_t> bytes;   // exactly as many as the tensor has
@@ -16,7 +16,7 @@ struct AtenTensorOpaque {
 
 namespace host {
 
-enum Dtype : int32_t { u8 = 100, f32, bf16, f16, i32, i64, e4m3, e8m0 };   // different from torch's own numbers
+enum Dtype : int32_t { u8 = 100, f32, bf16, f16, i32, i64, e4m3, e8m0, boolean };   // different from torch's own numbers
 constexpr int32_t kCpu = 7, kElsewhere = 8;
 
 struct Faults { bool no_memory = false, throws = false; };

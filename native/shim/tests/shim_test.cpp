@@ -8,10 +8,12 @@ int main(int count, char** arguments) {
   std::fprintf(stderr, "Wrong arguments, which must be refused. Until the next line like this one each line is a refusal as wanted:\n");
   refuse_tinygemm();
   refuse_ops();
+  refuse_attention();
   std::fprintf(stderr, "All %lld refusals were as wanted. From here on every line would be a fault.\n", cases);
   for (long round = 0; round < rounds; ++round) {
     try_tinygemm(random);
     try_ops(random);
+    try_attention(random);
   }
   std::printf("%lld cases: no fault\n", cases);
   return 0;

@@ -13,6 +13,8 @@ void try_tinygemm(Random& random);
 void refuse_tinygemm();
 void try_ops(Random& random);
 void refuse_ops();
+void try_attention(Random& random);
+void refuse_attention();
 
 // Checks that `code` is InvalidArgument, the message mentions `about`, the result was not written and nothing leaked.
 inline void expect_refused(const char* what, AOTITorchError code, AtenTensorHandle result, AtenTensorHandle before,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bitport.checkpoint.dtypes import name_of
-from bitport.cli.common import UsageError, add_dtype, add_verb, count, ending, location, show
+from bitport.cli.common import UsageError, add_dtype, add_verb, cache_name, count, ending, location, show
 from bitport.errors import ArgumentError
 from bitport.export import executorch, onnx, package
 from bitport.export.level import LEVELS
@@ -55,6 +55,12 @@ def add_parser(verbs: Any) -> None:
         "no limit",
     )
     verb.add_argument(
+        "--kv-cache",
+        type=cache_name,
+        metavar="FORMAT",
+        help="quantize the key-value cache of a package, such as int8 or int4-g32 (docs/kv-cache.md; default: floats)",
+    )
+    verb.add_argument(
         "--level", choices=LEVELS, help="instruction set to compile a package for (default: that of this machine)"
     )
     add_dtype(verb, "dtype to compute in (default: that of the files; float32 in other runtimes)")
@@ -75,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         return _for_runtime(args, target)
     target_of(args.output, args.weights)
     model = load_model(args.directory, dtype=args.dtype)
-    methods, meta = causal_lm(model, args.capacity)
+    methods, meta = causal_lm(model, args.capacity, kv_cache=args.kv_cache)
     print(f"compiling {', '.join(methods)}: a minute or so", file=sys.stderr)
     manifest = package(methods, args.output, weights=args.weights, level=args.level, meta=meta)
     where = args.output.with_name(args.weights) if args.weights else args.output
@@ -90,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _for_runtime(args: argparse.Namespace, target: Path) -> int:
-    unfit = {"--weights": args.weights, "--level": args.level, "--capacity": args.capacity if args.onnx else None}
+    unfit = {"--weights": args.weights, "--level": args.level, "--kv-cache": args.kv_cache}
+    unfit |= {"--capacity": args.capacity if args.onnx else None}
     if given := [option for option, value in unfit.items() if value is not None]:
         raise UsageError(f"{', '.join(given)}: not for {'ONNX' if args.onnx else 'ExecuTorch'}, leave it out")
     if args.dtype not in (None, torch.float32):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,17 @@ TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
 LINKER = ("-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORTS}")
 
 
+@contextlib.contextmanager
+def _no_warning_of_torchs_own() -> Iterator[None]:
+    """PyTorch 2.13 warns of a class that it copies itself, where a method has lists among its arguments."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*\(treespec, LeafSpec\)", FutureWarning)
+        yield
+
+
 def lowered(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     plugins.load()
-    with torch.no_grad():
+    with torch.no_grad(), _no_warning_of_torchs_own():
         return program.run_decompositions({**lowerings(), **ids.decompositions()})
 
 
@@ -48,7 +59,7 @@ def compile_library(
 ) -> list[Path]:
     """Compile a library without weights; returns its files, the library itself first."""
     args, kwargs = program.example_inputs
-    with torch.no_grad(), nothing_beyond(level):
+    with torch.no_grad(), nothing_beyond(level), _no_warning_of_torchs_own():
         made: Any = torch._inductor.aot_compile(graph, args, kwargs, options=options(folder, level))
     files = [Path(file) for file in made if isinstance(file, str) and Path(file).suffix in (".so", ".json")]
     libraries = [file for file in files if file.suffix == ".so"]

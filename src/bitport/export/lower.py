@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from bitport.errors import ExportError
+from bitport.export.lower_attention import SDPA, attention, float_attention
 from bitport.export.ops import overload
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES, STATIC, fake_quantize
@@ -29,6 +30,7 @@ def lowerings() -> dict[Any, Callable[..., Any]]:
     table = decompositions()
     for name, lower in LOWERED.items():
         table[OPS[name].overload] = _lowered(lower, table[OPS[name].overload])
+    table[SDPA] = float_attention
     return table
 
 
@@ -113,6 +115,7 @@ LOWERED: dict[str, Callable[..., Tensor | None]] = {
     "grouped_linear": _grouped_linear,
     "dyn_grouped_linear": _dyn_grouped_linear,
     "embedding": _embedding,
+    "attention": attention,
 }
 
 

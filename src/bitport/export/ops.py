@@ -1,9 +1,9 @@
 """The ops of exported programs: native kernels with their operands spelled out as tensors and numbers.
 
 They exist in programs only: generated code calls the C function of the same name (``native/shim/bitport_shim.h``).
-Weights are in the layout cpu_tiles; ``table`` maps codes to values, ``act`` and ``then`` are numbers from
-:mod:`bitport.ops.native_codes`. ``number_table`` stands for such a table until :mod:`bitport.export.lower` replaces it
-by a constant.
+Weights are in the layout cpu_tiles, tokens of a cache in plain. ``table`` maps codes to values; ``act`` and ``then``
+are numbers from :mod:`bitport.ops.native_codes`. ``number_table`` stands for such a table until
+:mod:`bitport.export.lower` replaces it by a constant.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ WEIGHT = (
     "Tensor data, Tensor scale, Tensor? zero, Tensor? scale2, Tensor table, "
     "int n, int k, int group, int bits, int integer"
 )
+
+
+def _tokens(side: str) -> str:
+    tensors = f"Tensor {side}_data, Tensor {side}_scale, Tensor? {side}_zero, Tensor? {side}_dense, Tensor {side}_table"
+    return ", ".join([tensors, *(f"int {side}_{name}" for name in ("n", "k", "block", "group", "bits", "integer"))])
+
+
 SCHEMAS = {
     "bitport_linear": f"(Tensor x, {WEIGHT}, Tensor? bias, int then, Tensor? times) -> Tensor",
     "bitport_dyn_linear": (
@@ -30,12 +37,19 @@ SCHEMAS = {
     "bitport_grouped_linear": f"(Tensor x, Tensor ends, {WEIGHT}) -> Tensor",
     "bitport_dyn_grouped_linear": f"(Tensor x, Tensor ends, {WEIGHT}, int act) -> Tensor",
     "bitport_embedding": f"(Tensor ids, {WEIGHT}, ScalarType dtype) -> Tensor",
+    "bitport_attention": (
+        f"(Tensor q, {_tokens('k')}, {_tokens('v')}, int first, Tensor? mask, int causal, float scale) -> Tensor"
+    ),
+    "bitport_float_attention": (
+        "(Tensor q, Tensor keys, Tensor values, Tensor? mask, int causal, float scale) -> Tensor"
+    ),
 }
 LIB = torch.library.Library(NAMESPACE, "DEF")
 C_TYPES = {
     "Tensor": "AtenTensorHandle",
     "Tensor?": "AtenTensorHandle*",
     "int": "int64_t",
+    "float": "double",
     "ScalarType": "int32_t",
 }
 
@@ -52,12 +66,22 @@ def _embedding(ids: Tensor, *rest: object) -> Tensor:
     return torch.empty((*ids.shape, rest[6]), dtype=rest[10], device=ids.device)  # type: ignore[call-overload]
 
 
+def _attention(q: Tensor, *rest: object) -> Tensor:
+    return q.new_empty((*q.shape[:3], rest[17]))  # type: ignore[arg-type]
+
+
+def _float_attention(q: Tensor, keys: Tensor, values: Tensor, *rest: object) -> Tensor:
+    return q.new_empty((*q.shape[:3], values.shape[3]))
+
+
 FAKES: dict[str, Callable[..., Tensor]] = {
     "bitport_linear": _linear,
     "bitport_dyn_linear": _linear,
     "bitport_grouped_linear": _grouped_linear,
     "bitport_dyn_grouped_linear": _grouped_linear,
     "bitport_embedding": _embedding,
+    "bitport_attention": _attention,
+    "bitport_float_attention": _float_attention,
 }
 for _name, _fake in FAKES.items():
     LIB.define(_name + SCHEMAS[_name], tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))

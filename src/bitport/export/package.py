@@ -29,6 +29,7 @@ from bitport.export.names import Names
 from bitport.export.rows import lie_by_row
 from bitport.export.trace import Method, dense, exported
 from bitport.export.weights import TAGS, Written, write_weights
+from bitport.numerics import packing
 from bitport.report.versions import library_version
 
 WEIGHTS_ENTRY = "extra/bitport/weights.safetensors"
@@ -199,7 +200,7 @@ def _stored(recorded: dict[str, Tensor], inputs: list[dict[str, Any]]) -> dict[s
     """The recorded tensors to store: without zeros whose size is static, and without large caches."""
     empty = {
         f"input.{at}" for at, each in enumerate(inputs) if all(isinstance(size, int) for size in each["shape"])
-    } - {key for key, value in recorded.items() if value.count_nonzero()}
+    } - {key for key, value in recorded.items() if packing.as_bytes(value).count_nonzero()}
     large = {key for key, value in recorded.items() if key.startswith("after") and value.nbytes > MOST_AFTER}
     return {key: value for key, value in recorded.items() if key not in empty | large}
 

@@ -1,11 +1,12 @@
-"""A quantized key-value cache for transformers models::
+"""Quantized key-value caches for transformers models::
 
     model.generate(**inputs, cache=KVCache.of(model, "int8"))  # past_key_values before transformers 5.24
+    model.generate(**inputs, cache=StaticKVCache.of(model, "int8", max_cache_len=4096))  # for torch.compile
 
-It is independent of the quantization of weights. Layers whose memory grows with the text are quantized; those with
+They are independent of the quantization of weights. Layers whose memory grows with the text are quantized; those with
 bounded memory (a sliding window, the state of linear attention) remain transformers' own. A token is read as stored,
 even in the step that added it: unless some tokens are kept in float, results do not depend on how a text is split
-into steps. No gradient flows through the cache.
+into steps. No gradient flows through a cache.
 
 With ``attn_implementation`` "bitport", which importing this module registers with transformers, attention reads the
 cache in place. Any other implementation is given keys and values as floats, dequantized in each step.
@@ -13,90 +14,38 @@ cache in place. Any other implementation is given keys and values as floats, deq
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer, StaticCache, StaticLayer
 
-from bitport.cache import CacheFormat, KeyValueStore, cache_format
+from bitport.cache import CacheFormat, KeyValueStore, StaticStore, cache_format
+from bitport.cache.static import static_format
 from bitport.errors import ArgumentError
+from bitport.integrations.cache_attention import ATTENTION, InStore, in_static
 from bitport.integrations.cache_name import with_cache
 from bitport.integrations.huggingface import text_config
+from bitport.numerics import is_computed
 
-__all__ = ["KVCache"]
-
-ATTENTION = "bitport"
-"""The attention that reads the cache in place; with any other cache it is equivalent to "sdpa"."""
+__all__ = ["KVCache", "StaticKVCache"]
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments that ``func`` writes to."""
-    given = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **kwargs}
-    writes = (argument for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write)
-    return [given.get(argument.name) for argument in writes]
+class _Stored:
+    """A layer of transformers whose keys and values are in ``store``. ``config``: of the decoder, which names its
+    attention."""
 
-
-class InStore(Tensor):
-    """The keys or values of a store, as a model passes them from its cache to its attention. All other computations get
-    a dequantized copy, so nothing can be written into them."""
-
-    store: KeyValueStore
-    tokens: int
-    is_keys: bool
-
-    @staticmethod
-    def __new__(cls, store: KeyValueStore, like: Tensor, is_keys: bool) -> InStore:
-        shape = (*like.shape[:2], len(store), like.shape[3])
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
-        made.store, made.tokens, made.is_keys = store, len(store), is_keys
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(isinstance(each, InStore) for each in tree_leaves(_written(func, args, kwargs))):
-            raise ArgumentError(f"{func} would write into keys or values of a quantized cache: give it their clone()")
-        args, kwargs = tree_map(lambda each: each.dense() if isinstance(each, InStore) else each, (args, kwargs))
-        return func(*args, **kwargs)
-
-    def current(self) -> KeyValueStore:
-        if len(self.store) != self.tokens:
-            raise ArgumentError(
-                f"these are keys or values of a step that ended at token {self.tokens}, and the cache holds "
-                f"{len(self.store)} by now; use them before the next step"
-            )
-        return self.store
-
-    def dense(self) -> Tensor:
-        store = self.current()
-        return store.dense_keys() if self.is_keys else store.dense_values()
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"InStore({'keys' if self.is_keys else 'values'}, {self.store.format})"
-
-
-class Layer(DynamicLayer):
-    """One layer of :class:`KVCache`. ``config``: of the decoder, which names its attention."""
-
-    def __init__(self, format: CacheFormat, config: Any) -> None:
-        super().__init__()
-        self.store, self.config = KeyValueStore(format), config
+    store: Any
+    config: Any
+    is_initialized: bool
 
     @property
     def keys(self) -> Tensor | None:
         """Dequantized on each access; None if there are none yet."""
-        return self.store.dense_keys() if len(self.store) else None
+        return self.store.dense_keys() if self.is_filled else None
 
     @keys.setter
     def keys(self, given: Tensor | None) -> None:
@@ -104,16 +53,32 @@ class Layer(DynamicLayer):
 
     @property
     def values(self) -> Tensor | None:
-        return self.store.dense_values() if len(self.store) else None
+        return self.store.dense_values() if self.is_filled else None
 
     @values.setter
     def values(self, given: Tensor | None) -> None:
         self._refuse(given)
 
+    @property
+    def is_filled(self) -> bool:
+        return self.is_initialized
+
     def _refuse(self, given: Tensor | None) -> None:
         """Only accept None, which transformers assigns initially."""
         if given is not None:
             raise ArgumentError("keys and values of a quantized cache cannot be assigned: update() adds tokens to them")
+
+
+class Layer(_Stored, DynamicLayer):
+    """One layer of :class:`KVCache`."""
+
+    def __init__(self, format: CacheFormat, config: Any) -> None:
+        super().__init__()
+        self.store, self.config = KeyValueStore(format), config
+
+    @property
+    def is_filled(self) -> bool:
+        return len(self.store) > 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
@@ -155,6 +120,67 @@ class Layer(DynamicLayer):
             self.store.to(self.device)
 
 
+class StaticQuantizedLayer(_Stored, StaticLayer):
+    """One layer of :class:`StaticKVCache`."""
+
+    def __init__(self, format: CacheFormat, config: Any, max_cache_len: int) -> None:
+        self.is_initialized = False
+        super().__init__(max_cache_len)
+        self.store, self.config = StaticStore(format), config
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.store.allocate(key_states, value_states, self.max_cache_len)
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self.cumulative_length = torch.zeros((), dtype=torch.int64, device=self.device)
+        if not torch.compiler.is_compiling():  # CUDA graphs write to memory where it was when they were recorded
+            for each in (*self.store.parts, self.cumulative_length):
+                torch._dynamo.mark_static_address(each)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        count = key_states.shape[2]
+        if is_computed(self.cumulative_length) and self.device.type == "cpu":  # elsewhere it would be waited for
+            held = int(self.cumulative_length)
+            if held + count > self.max_cache_len:
+                raise ArgumentError(
+                    f"{count} tokens after {held} do not fit: the cache has max_cache_len={self.max_cache_len}"
+                )
+        positions = torch.arange(count, device=self.device) + self.cumulative_length
+        self.cumulative_length.add_(count)
+        self.store.write(key_states, value_states, positions)
+        return in_static(self.store, positions, self.config)
+
+    def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
+        return self.max_cache_len, 0
+
+    def get_seq_length(self, *args: Any) -> Any:
+        return self.cumulative_length if self.is_initialized else 0
+
+    def reset(self) -> None:
+        self._change(torch.zeros_like)
+        self.cumulative_length.zero_()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._change(lambda part: part.index_select(0, beam_idx.to(part.device)))
+
+    def _change(self, what: Callable[[Tensor], Tensor]) -> None:
+        """Write ``what`` of each part to where it is."""
+        for part in self.store.parts if self.is_initialized else ():
+            part.copy_(what(part))
+
+    def offload(self) -> None:
+        self._move("cpu")
+
+    def prefetch(self) -> None:
+        if self.is_initialized:
+            self._move(self.device)
+
+    def _move(self, device: torch.device | str) -> None:
+        if self.is_initialized:
+            self.store.to(device)
+
+
 class KVCache(DynamicCache):
     """The quantized cache of a model, for one text or batch. :meth:`of` makes one that the model's attention reads
     in place.
@@ -163,44 +189,17 @@ class KVCache(DynamicCache):
     """
 
     def __init__(self, config: Any, format: str | CacheFormat = "int8") -> None:
-        self.format = cache_format(format)
-        if not hasattr(config, "get_text_config"):
-            raise ArgumentError(
-                f"KVCache takes the configuration of a model, KVCache.of(model, ..) a model, "
-                f"not {type(config).__name__}"
-            )
-        if getattr(config, "is_encoder_decoder", False):
-            raise ArgumentError(
-                f"{config.model_type} has an encoder and a decoder; a quantized cache is for decoders alone"
-            )
+        self.format, decoder = cache_format(format), decoder_of(config, type(self))
         super().__init__(config=config)
-        decoder = config.get_text_config(decoder=True)
-        named = getattr(decoder, "layer_types", None) or []
-        kinds = itertools.chain(named, itertools.repeat("full_attention"))
-        self.layers = [self._quantized(layer, kind, decoder) for layer, kind in zip(self.layers, kinds, strict=False)]
-        if not any(isinstance(layer, Layer) for layer in self.layers):
-            names = ", ".join(sorted({type(layer).__name__ for layer in self.layers}))
-            raise ArgumentError(f"no layer of {config.model_type} keeps every token: {names} need no quantized cache")
+        self.layers = quantized(self.layers, decoder, DynamicLayer, lambda: Layer(self.format, decoder))
 
     @classmethod
     def of(cls, model: Any, format: str | CacheFormat = "int8") -> KVCache:
         """Create a cache for ``model`` and switch its attention to the one that reads it in place. A model that does
         not support "sdpa" (soft-capped scores, sinks) keeps its own attention, which is given floats."""
-        cache, decoder = cls(getattr(model, "config", model), format), text_config(model)
-        plain = model._supports_sdpa and getattr(decoder, "attn_logit_softcapping", None) is None
-        if plain and decoder._attn_implementation != ATTENTION:
-            model.set_attn_implementation(ATTENTION)
+        cache = cls(getattr(model, "config", model), format)
+        read_in_place(model)
         return cache
-
-    def _quantized(self, layer: Any, kind: str, decoder: Any) -> Any:
-        if type(layer) is DynamicLayer and kind == "full_attention":
-            return Layer(self.format, decoder)
-        if isinstance(layer, CacheLayerMixin) and not getattr(layer, "is_sliding", False):
-            raise ArgumentError(
-                f"{decoder.model_type} has layers that a quantized cache does not know: {kind}, for which this version "
-                f"of transformers has {type(layer).__name__}; leave past_key_values to transformers"
-            )
-        return layer
 
     @property
     def nbytes(self) -> int:
@@ -208,32 +207,78 @@ class KVCache(DynamicCache):
         return sum(layer.store.nbytes for layer in self.layers if isinstance(layer, Layer))
 
 
-def attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The attention "bitport": reads a store in place, and handles floats like "sdpa"."""
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ArgumentError(f'the attention "{ATTENTION}" has no {name}: use attn_implementation="eager"')
-    plain = not (dropout or kwargs.get("output_attentions")) and kwargs.get("position_bias") is None
-    if not (plain and isinstance(key, InStore) and isinstance(value, InStore) and key.store is value.store):
-        found: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+class StaticKVCache(StaticCache):
+    """The quantized cache of a model in memory of a fixed size, for one text or batch at a time: what torch.compile,
+    CUDA graphs and torch.export need. :meth:`of` makes one that the model's attention reads in place.
+
+    ``config``: the model's configuration. ``format``: such as "int8" or "int4-g32", of one scale per token or per group
+    of a token. ``max_cache_len``: tokens that fit, prompt and answer.
+    """
+
+    def __init__(self, config: Any, format: str | CacheFormat = "int8", *, max_cache_len: int) -> None:
+        self.format, decoder = static_format(format), decoder_of(config, type(self))
+        if not hasattr(max_cache_len, "__index__") or max_cache_len < 1:
+            raise ArgumentError(f"max_cache_len must be a number of tokens, at least 1, not {max_cache_len!r}")
+        super().__init__(config=config, max_cache_len=max_cache_len)
+        make = functools.partial(StaticQuantizedLayer, self.format, decoder, max_cache_len)
+        self.layers = quantized(self.layers, decoder, StaticLayer, make)
+
+    @classmethod
+    def of(cls, model: Any, format: str | CacheFormat = "int8", *, max_cache_len: int) -> StaticKVCache:
+        """Create a cache for ``model`` and switch its attention, as :meth:`KVCache.of` does."""
+        cache = cls(getattr(model, "config", model), format, max_cache_len=max_cache_len)
+        read_in_place(model)
+        return cache
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the memory of quantized layers; 0 before the first tokens."""
+        return sum(layer.store.nbytes for layer in self.layers if isinstance(layer, StaticQuantizedLayer))
+
+
+def decoder_of(config: Any, cache: type) -> Any:
+    """The configuration of the decoder in that of a model; ArgumentError if a quantized cache is not for it."""
+    if not hasattr(config, "get_text_config"):
+        raise ArgumentError(
+            f"{cache.__name__} takes the configuration of a model, {cache.__name__}.of(model, ..) a model, "
+            f"not {type(config).__name__}"
         )
-        return found
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    causal = is_causal and attention_mask is None
-    y = key.current().attend(query, attention_mask, causal=causal, scale=scaling)
-    return y.transpose(1, 2).contiguous(), None
+    if getattr(config, "is_encoder_decoder", False):
+        raise ArgumentError(
+            f"{config.model_type} has an encoder and a decoder; a quantized cache is for decoders alone"
+        )
+    return config.get_text_config(decoder=True)
+
+
+def quantized(layers: list[Any], decoder: Any, plain: type, make: Callable[[], _Stored]) -> list[Any]:
+    """``layers`` with ``make()`` for each that keeps every token, which transformers makes as ``plain``."""
+    named = getattr(decoder, "layer_types", None) or []
+    kinds = itertools.chain(named, itertools.repeat("full_attention"))
+    found: list[Any] = []
+    for layer, kind in zip(layers, kinds, strict=False):
+        if type(layer) is plain and kind == "full_attention":
+            found.append(make())
+        elif isinstance(layer, CacheLayerMixin) and not getattr(layer, "is_sliding", False):
+            raise ArgumentError(
+                f"{decoder.model_type} has layers that a quantized cache does not know: {kind}, for which this version "
+                f"of transformers has {type(layer).__name__}; leave the cache to transformers"
+            )
+        else:
+            found.append(layer)
+    if not any(isinstance(layer, _Stored) for layer in found):
+        names = ", ".join(sorted({type(layer).__name__ for layer in found}))
+        raise ArgumentError(f"no layer of {decoder.model_type} keeps every token: {names} need no quantized cache")
+    return found
+
+
+def read_in_place(model: Any) -> Any:
+    """Switch the attention of ``model`` to the one that reads quantized caches. A model that does not support "sdpa"
+    (soft-capped scores, sinks) keeps its own attention, which is given floats."""
+    decoder = text_config(model)
+    plain = model._supports_sdpa and getattr(decoder, "attn_logit_softcapping", None) is None
+    if plain and decoder._attn_implementation != ATTENTION:
+        model.set_attn_implementation(ATTENTION)
+    return model
 
 
 def logits_of(model: Any, format: str | CacheFormat, *, step: int | None = None) -> Callable[[Tensor], Tensor]:
@@ -247,7 +292,3 @@ def logits_of(model: Any, format: str | CacheFormat, *, step: int | None = None)
         return torch.cat(found, 1).to(ids.device)
 
     return logits
-
-
-AttentionInterface.register(ATTENTION, attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)

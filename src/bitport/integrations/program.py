@@ -2,7 +2,7 @@
 
 Both take (ids [1, n], positions [n], keys and values of each layer [1, heads, capacity, size]) and return the logits
 [1, vocabulary] after the last id. Keys and values of these positions are written into the caches, which the caller
-owns.
+owns. Those of a quantized cache are codes, scales and perhaps zeros, each [1, heads, capacity, their size].
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitport.cache.static import static_format
 from bitport.errors import ArgumentError, ExportError
 from bitport.export import Method
 from bitport.integrations.cache_name import cache_of, with_cache
@@ -55,13 +56,15 @@ def cache_in(layers: Sequence[Any]) -> Any:
     return cache
 
 
-def last_logits(model: nn.Module, ids: Tensor, positions: Tensor, length: Any, layers: Sequence[Any]) -> Tensor:
+def last_logits(model: Any, ids: Tensor, positions: Tensor, length: Any, layers: Sequence[Any]) -> Tensor:
     """The logits [1, vocabulary] after the last of ``ids``, with a cache of ``layers`` of ``length`` positions, of
     which each id sees those up to its own."""
-    seen = torch.arange(length, device=ids.device) <= positions[:, None]
+    seen = (torch.arange(length, device=ids.device) <= positions[:, None])[None, None]
+    if text_config(model)._attn_implementation == "eager":  # which adds a mask to the scores
+        seen = torch.where(seen, 0.0, torch.finfo(model.dtype).min).to(model.dtype)
     result = model(
         input_ids=ids,
-        attention_mask=seen[None, None],
+        attention_mask=seen,
         position_ids=positions[None],
         **with_cache(model, cache_in(layers)),
         use_cache=True,
@@ -75,27 +78,36 @@ class WithCache(nn.Module):
         super().__init__()
         self.model = model
 
+    def layers(self, cache: Sequence[Tensor], positions: Tensor) -> list[Any]:
+        return [Given(*pair, positions) for pair in zip(cache[::2], cache[1::2], strict=True)]
+
     def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor]) -> Tensor:
-        layers = [Given(*pair, positions) for pair in zip(cache[::2], cache[1::2], strict=True)]
-        return last_logits(self.model, ids, positions, cache[0].shape[2], layers)
+        return last_logits(self.model, ids, positions, cache[0].shape[2], self.layers(cache, positions))
 
 
-def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method], dict[str, Any]]:
-    """Return the methods, and metadata for users of the program. ``capacity``: positions of the cache."""
+def causal_lm(
+    model: Any, capacity: int | None = None, *, kv_cache: str | None = None
+) -> tuple[dict[str, Method], dict[str, Any]]:
+    """Return the methods, and metadata for users of the program. ``capacity``: positions of the cache. ``kv_cache``:
+    the format of a quantized one, such as "int8" (docs/kv-cache.md). The attention of ``model`` is switched to that
+    which reads the cache in place."""
+    from bitport.integrations.program_cache import WithStores
+
+    format = None if kv_cache is None else static_format(kv_cache)
     capacity = fits(model, capacity)
     ids, states, logits = sample_of(model, SAMPLE)
-    cache = empty_cache(states, capacity)
-    module, positions = WithCache(model).eval(), torch.arange(SAMPLE)
+    positions = torch.arange(SAMPLE)
     with torch.no_grad():
-        check_logits(module(ids, positions, empty_cache(states, capacity)), logits)
+        check_logits(WithCache(model).eval()(ids, positions, empty_cache(states, capacity)), logits)
+    module = WithStores(model, format, states).eval()
+    cache = module.empty_cache(capacity)
     length = torch.export.Dim("length", min=2, max=capacity)
     methods = {
         "prefill": Method(module, (ids, positions, cache), ({1: length}, {0: length}, [None] * len(cache))),
         "decode": Method(module, (ids[:, -1:], torch.tensor([0]), cache)),
     }
     ends = model.generation_config.eos_token_id  # of a model that chats often more than its config names
-    meta = {"kind": "causal-lm", "capacity": capacity, "eos": ends}
-    return methods, meta
+    return methods, {"kind": "causal-lm", "capacity": capacity, "eos": ends, "kv_cache": kv_cache}
 
 
 def windows(model: Any) -> list[int]:

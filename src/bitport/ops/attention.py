@@ -139,6 +139,21 @@ def mask_steps(mask: Tensor | None) -> tuple[int, ...]:
     return tuple(stride if size > 1 else 0 for stride, size in zip(mask.stride(), mask.shape, strict=True))
 
 
+def not_by_token(call: AttentionArgs) -> str | None:
+    """Why kernels that decode tokens one by one, as the native ones do, cannot read these; or None."""
+    for name, weight, blocks in (("keys", call.keys, True), ("values", call.values, False)):
+        if weight.layout != "plain":
+            return f"{name} must be in layout plain, not {weight.layout}"
+        if weight.scale2 is not None:
+            return f"{name} with a second scale are not taken"
+        if weight.block_n > 1 and not (blocks and weight.block_k == 1):
+            kinds = "token or, of keys, a channel" if blocks else "token"
+            return f"{name} must have scales of one {kinds}, not of blocks of {weight.block_n}x{weight.block_k}"
+        if weight.block_n == 1 and weight.block_k % 16 and weight.block_k < weight.k:
+            return f"{name} must have groups of a multiple of 16, or whole tokens, not of {weight.block_k}"
+    return None
+
+
 def rows_together(part: Tensor) -> Tensor:
     """``part`` [batch, heads, rows, width] with the rows of each head contiguous; heads may have any strides."""
     together = part.stride(3) == 1 and part.stride(2) == part.shape[3]

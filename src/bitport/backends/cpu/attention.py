@@ -12,7 +12,7 @@ from torch import Tensor
 from bitport.backends.cpu.native import TYPES, Library, address, table_of, typed
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Impl, Weight, register_kernel
-from bitport.ops.attention import AttentionArgs, mask_steps, rows_together
+from bitport.ops.attention import AttentionArgs, mask_steps, not_by_token, rows_together
 
 Steps = ctypes.c_int64 * 2
 
@@ -43,18 +43,7 @@ class Attention(ctypes.Structure):
 
 
 def refuses(*args: Any) -> str | None:
-    call = AttentionArgs.of(*args)
-    for name, weight, blocks in (("keys", call.keys, True), ("values", call.values, False)):
-        if weight.layout != "plain":
-            return f"{name} must be in layout plain, not {weight.layout}"
-        if weight.scale2 is not None:
-            return f"{name} with a second scale are not taken"
-        if weight.block_n > 1 and not (blocks and weight.block_k == 1):
-            kinds = "token or, of keys, a channel" if blocks else "token"
-            return f"{name} must have scales of one {kinds}, not of blocks of {weight.block_n}x{weight.block_k}"
-        if weight.block_n == 1 and weight.block_k % 16 and weight.block_k < weight.k:
-            return f"{name} must have groups of a multiple of 16, or whole tokens, not of {weight.block_k}"
-    return None
+    return not_by_token(AttentionArgs.of(*args))
 
 
 def _tokens(weight: Weight, dense: Tensor | None) -> tuple[Tokens, list[Tensor | None]]:

@@ -160,8 +160,8 @@ def attend(
     BM: tl.constexpr,
     BT: tl.constexpr,
 ) -> None:
-    """Process one split of the ``count`` tokens of a stretch. ``newest``: position of the newest token that row 0 sees;
-    ``sharing``: query heads per key head."""
+    """Process one split of the ``count`` tokens of a stretch; those that a mask of bool hides from all rows are not
+    read. ``newest``: position of the newest token that row 0 sees; ``sharing``: query heads per key head."""
     tiles = (sharing * rows + BM - 1) // BM
     pair, split = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(1)
     sequence, head = pair // heads, pair % heads
@@ -180,28 +180,31 @@ def attend(
         token = start + tl.arange(0, BT)
         position = tl.where(token < first, token, token + gap)
         here = tl.minimum(token, count - 1).to(tl.int64)
-        key = load_tokens(here, sequence, head, *keys, *KEYS)
-        score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
         looks = inside[:, None] & (token < stop)[None, :]
         if CAUSAL:
             looks &= position[None, :] <= (newest + row)[:, None]
+        shown, added = True, 0.0
         if mask is not None:
             of_row = sequence * mask_steps[0] + query_head * mask_steps[1] + row.to(tl.int64) * mask_steps[2]
             of_token = position.to(tl.int64) * mask_steps[3]
             asked = tl.load(mask + of_row[:, None] + of_token[None, :], mask=looks, other=0)
             if mask.dtype.element_ty == tl.int8:
                 looks &= asked != 0
+                shown = tl.max(tl.max(looks.to(tl.int32), 1), 0) != 0
             else:
-                score += asked.to(tl.float32)
-        score = tl.where(looks, score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp(score - base[:, None])
-        fading = tl.exp(peak - base)
-        value = load_tokens(here, sequence, head, *values, *VALUES)
-        seen = tl.dot(weight, value, seen * fading[:, None], input_precision=PRECISION)
-        total = total * fading + tl.sum(weight, 1)
-        peak = higher
+                added = asked.to(tl.float32)
+        if shown:
+            key = load_tokens(here, sequence, head, *keys, *KEYS)
+            score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale + added
+            score = tl.where(looks, score, float("-inf"))
+            higher = tl.maximum(peak, tl.max(score, 1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weight = tl.exp(score - base[:, None])
+            fading = tl.exp(peak - base)
+            value = load_tokens(here, sequence, head, *values, *VALUES)
+            seen = tl.dot(weight, value, seen * fading[:, None], input_precision=PRECISION)
+            total = total * fading + tl.sum(weight, 1)
+            peak = higher
     left = split * (tl.num_programs(0) // tiles) * sharing * rows + place
     tl.store(peaks + left, peak, mask=inside)
     tl.store(totals + left, total, mask=inside)
