@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench import cached_program
 from bench.measure import RESULTS, busy, header, record
 from bench.models import TINYLM
 from bench.results import lines_of, runs_of
@@ -31,7 +32,7 @@ from bitport.evaluate.divergence import summarized, token_divergence
 from bitport.evaluate.perplexity import losses, predictions, summary
 from bitport.evaluate.timing import interleaved, medians, ratio, spread
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
-from bitport.report.text import markdown, table
+from bitport.report.text import markdown, size, table
 
 SUITE = "kv_cache"
 BASE = "bf16"
@@ -51,6 +52,16 @@ QUALITY = (
     *("int2-b32x1:int2-g32", "int2-g32+first4+last64", "int2-b32x1:int2-g32+first4+last64"),
 )
 TOKENS, WINDOW, STEP = 8192, 512, 16
+
+SIZES = {
+    "room": ROOM,
+    "tokens": TOKENS,
+    "window": WINDOW,
+    "step": STEP,
+    "capacity": cached_program.CAPACITY,
+    "layers": cached_program.SIZES["num_hidden_layers"],
+    "width": cached_program.SIZES["hidden_size"],
+}
 
 Row = dict[str, Any]
 
@@ -192,7 +203,7 @@ def quality(formats: tuple[str, ...], count: int) -> Iterator[Row]:
 
 def page(lines: list[Row]) -> str:
     """The newest run of each kind; for times, of each number of threads."""
-    text = [INTRODUCTION.format(room=ROOM, tokens=TOKENS, window=WINDOW, step=STEP)]
+    text = [INTRODUCTION.format(**SIZES)]
     for title, kind in (("One query", "attention"), ("A prompt", "prompt")):
         text.append(f"## {title}\n")
         for head, rows in newest(lines, kind):
@@ -200,6 +211,9 @@ def page(lines: list[Row]) -> str:
     text.append("## In memory of a fixed size\n")
     for head, rows in newest(lines, "static"):
         text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
+    text.append("## A step of a program\n")
+    for head, rows in newest(lines, "program"):
+        text.append(f"{told(head)}\n\n{of_programs(rows)}\n")
     text.append("## One more token\n")
     for head, rows in newest(lines, "adding"):
         cells = [
@@ -226,6 +240,15 @@ def queries(name: str, rows: list[Row]) -> str:
         size = [f"{cells[contexts[-1]]['bytes_per_token']:.0f}"] if sizes else []
         lines.append((called(fmt), *size, *figures))
     return f"{name}:\n\n{markdown(titles, lines)}\n"
+
+
+def of_programs(rows: list[Row]) -> str:
+    lines, contexts = [], sorted({row["context"] for row in rows})
+    for name in dict.fromkeys(row["format"] for row in rows):
+        cells = {row["context"]: row for row in rows if row["format"] == name}
+        figures = [f"{cells[at]['ms']:.3g} ms, {cells[at]['speedup']:.2f}x" for at in contexts]
+        lines.append((name, size(cells[contexts[0]]["cache"]), *figures))
+    return markdown(("program", "cache", *(f"after {at}" for at in contexts)), lines)
 
 
 def predicted(rows: list[Row]) -> str:
@@ -268,11 +291,12 @@ The cost and savings of [the quantized key-value cache](kv-cache.md): `python -m
 attention over bf16, in the same turn; *bytes per token* are those of keys and values in one layer. *A prompt*: the
 same for as many queries as there are tokens, each of which sees those before it. *In memory of a fixed size*: one query
 in memory for {room} tokens, of which so many are filled and shown by a mask; torch's own attention reads all of it.
-*One more token*: the time to add it.
-With one thread it is the time of that thread. *Predictions*: the bundled model on {tokens} tokens of its text, in
-windows of {window} that are read {step} tokens at a time, compared with a float cache; *part of bf16* is the size after
-a whole window. It is a small model of an easy language, with heads of 64: use it to compare formats, and measure your
-own model with `bitport eval --kv-cache`.
+*A step of a program*: one more token by [a package](deploy.md#a-language-models-methods) of a model of {layers}
+layers, {width} wide, with room for {capacity} tokens, beside the package that PyTorch makes of it in bf16. *One more
+token*: the time to add it. With one thread it is the time of that thread. *Predictions*: the bundled model on
+{tokens} tokens of its text, in windows of {window} that are read {step} tokens at a time, compared with a float cache;
+*part of bf16* is the size after a whole window. It is a small model of an easy language, with heads of 64: use it to
+compare formats, and measure your own model with `bitport eval --kv-cache`.
 """
 
 
@@ -329,6 +353,7 @@ KINDS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "attention": _attention,
     "prompt": _prompt,
     "static": _static,
+    "program": lambda options: cached_program.steps(options.repetitions),
     "adding": _adding,
     "quality": lambda options: quality(QUALITY, TOKENS),
 }

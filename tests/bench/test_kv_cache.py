@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from bench import kv_cache
+from bench import cached_program, kv_cache
 from bench.kv_cache import BASE, PAGE, Heads, attention, page
 from bench.results import lines_of
+from bitport.numerics import sqnr
+from tests.export.needs import needs_packages
 
 pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 SMALL = Heads(4, 2, 16)
@@ -23,7 +26,26 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     found += attention(SMALL, 40, ("int8",), 3, prompt=True)
     monkeypatch.setattr(kv_cache, "ROOM", 64)
     found += kv_cache.in_static_memory(SMALL, 40, ("int8",), 3)
+    monkeypatch.setattr(cached_program, "of_torch", lambda folder: (len, [torch.zeros(8)]))
+    monkeypatch.setattr(cached_program, "of_bitport", lambda folder, scheme, kv_cache: (len, [torch.zeros(2)]))
+    monkeypatch.setattr(cached_program, "interleaved", lambda calls, repetitions: {name: [1.0, 1.0] for name in calls})
+    found += cached_program.steps(2)
     return [*found, *kv_cache.quality(("int8", "int2-g32"), 600)]
+
+
+@needs_packages
+@pytest.mark.slow
+def test_programs_that_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    monkeypatch.setattr(cached_program, "SIZES", {**small, **heads})
+    monkeypatch.setattr(cached_program, "CAPACITY", 32)
+    given = torch.tensor([[7]]), torch.tensor([20])
+    run, cache = cached_program.of_torch(tmp_path)
+    wanted = run(*given, cache)
+    for kinds in ((None, None), (None, "int8")):
+        run, cache = cached_program.of_bitport(tmp_path, *kinds)
+        assert float(sqnr(wanted.double(), run(*given, cache))) > 30
 
 
 def test_what_is_measured(rows: list[dict[str, Any]]) -> None:
@@ -32,6 +54,7 @@ def test_what_is_measured(rows: list[dict[str, Any]]) -> None:
         *(("attention", name) for name in (BASE, "int8", kv_cache.FLOATS)),
         *((kind, name) for kind in ("adding", "prompt", "static") for name in (BASE, "int8")),
         *(("quality", name) for name in (BASE, "int8", "int2-g32")),
+        *(("program", name) for name in (cached_program.BASE, *cached_program.CANDIDATES)),
     }
     sizes = {name: by["attention", name]["bytes_per_token"] for name in (BASE, "int8", kv_cache.FLOATS)}
     assert sizes == {BASE: 128, "int8": 4 * 16 + 4 * 2, kv_cache.FLOATS: 128}
@@ -53,6 +76,7 @@ def test_the_page_holds_the_newest_of_each_kind(rows: list[dict[str, Any]]) -> N
     assert "| bf16, bitport | 128 |" in text
     assert "| int2-g32 |" in text
     assert "Run r2, commit abc" in text
+    assert "| int4, cache int8 | 8 B |" in text
 
 
 def test_the_page_is_that_of_the_records() -> None:

@@ -75,13 +75,21 @@ def test_compiled_in_one_graph() -> None:
     assert torch.equal(static.dense_keys()[:, :, :11], growing.dense_keys())
 
 
+@pytest.mark.parametrize("name", ["int8", "fp8-wo"])
+@pytest.mark.parametrize("position", [-1, ROOM])
+def test_a_position_that_there_is_not(name: str, position: int) -> None:
+    static, _ = both(name, 10, torch.float32)
+    with pytest.raises(IndexError, match=f"index {position} is out of bounds"):
+        static.write(tokens(1, 64, 0), tokens(1, 48, 1), torch.tensor([position]))
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("int8+last64", r"int8\+last64 keeps some in float until later: take scales of one token"),
         ("int8+first4", "keeps some in float"),
         ("int2-b32x1:int2-g32", "keeps some in float"),
-        ("mxfp4-wo", "mxfp4-wo has scales of e8m0, which PyTorch cannot write"),
+        ("mxfp4-wo", "mxfp4-wo has scales of e8m0, for which PyTorch's compiler writes no code"),
     ],
 )
 def test_formats_that_need_what_it_cannot_do(name: str, says: str) -> None:

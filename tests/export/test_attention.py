@@ -77,6 +77,10 @@ def test_a_package_computes_what_eager_does(tmp_path: Path) -> None:
             else:
                 assert float(sqnr(eager.double(), y)) >= product_budget(torch.bfloat16, WIDTH + ROOM, y.numel()) - 3
 
+    for position in (-1, ROOM):
+        with pytest.raises(RuntimeError, match=f"but received {position}"):
+            program.run(*arguments(3)[:3], torch.tensor([0, position, 1]), empty())
+
 
 def calls(module: nn.Module, *args: Tensor, rows: torch.export.Dim | None = None) -> list[str]:
     """The kernels of attention that a program of ``module`` calls; queries of ``rows`` rows."""

@@ -78,6 +78,15 @@ def test_a_cache_that_is_reset_starts_anew_in_the_same_memory() -> None:
     assert cache.nbytes == 2 * 2 * 2 * 2 * 40 * (16 + 4)  # layers, keys and values, sequences, heads; a float32 scale
 
 
+def test_it_may_be_filled_in_inference_mode_and_used_outside() -> None:
+    model = model_of()
+    cache = StaticKVCache.of(model, "int8", max_cache_len=40)
+    with torch.inference_mode():
+        first = model(IDS, **with_cache(model, cache)).logits
+    cache.reset()
+    assert torch.equal(logits(model, cache, mask=torch.ones(2, 22)), first.flatten(0, 1))
+
+
 def test_tokens_can_be_taken_back() -> None:
     model = model_of()
     cache = StaticKVCache.of(model, "int8", max_cache_len=40)

@@ -16,6 +16,7 @@ from torch import Tensor
 from bitport.cache.format import CacheFormat, cache_format
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, packed_size
+from bitport.numerics.packing import as_bytes
 from bitport.ops import Weight
 from bitport.ops.convert import format_json, from_list
 from bitport.ops.select import call
@@ -32,8 +33,8 @@ def static_format(name: str | CacheFormat) -> CacheFormat:
         )
     if "e8m0" in (found.keys.scale, found.values.scale):
         raise ArgumentError(
-            f"{name} has scales of e8m0, which PyTorch cannot write to rows of a tensor: take a format without mx, "
-            "such as int4-g32 or fp8-wo-g32"
+            f"{name} has scales of e8m0, for which PyTorch's compiler writes no code on CPUs: take a format without "
+            "mx, such as int4-g32 or fp8-wo-g32"
         )
     return found
 
@@ -60,7 +61,10 @@ class _Side:
         rounded = from_list(call("quantize", tokens.detach(), self.text))
         for whole, part in zip(self.parts, rounded, strict=False):
             assert part is not None
-            whole[:, :, positions] = part
+            if torch.compiler.is_compiling():
+                whole.index_copy_(2, positions, part)
+            else:  # where the op has no kernel for 8-bit floats
+                as_bytes(whole).index_copy_(2, positions, as_bytes(part))
 
     def operand(self) -> Weight:
         data, scale, *zero = self.parts

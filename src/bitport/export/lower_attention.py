@@ -73,9 +73,9 @@ def _fits(q: Tensor, keys: Tensor, values: Tensor, grouped: bool) -> bool:
     """Whether these are heads as the kernel takes them, without axes that are expanded."""
     if any(each.dim() != 4 or each.dtype != q.dtype or each.device.type != "cpu" for each in (q, keys, values)):
         return False
-    if q.dtype not in FLOATS:
-        return False
     heads = keys.shape[1]
+    if q.dtype not in FLOATS or not statically_known_true(heads > 0):
+        return False
     same = [keys.shape[0] == q.shape[0], values.shape[0] == q.shape[0], values.shape[1] == heads]
-    same += [heads > 0, q.shape[1] % heads == 0 if grouped else q.shape[1] == heads, keys.shape[2] == values.shape[2]]
+    same += [q.shape[1] % heads == 0 if grouped else q.shape[1] == heads, keys.shape[2] == values.shape[2]]
     return all(statically_known_true(each) for each in same)

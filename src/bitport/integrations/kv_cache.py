@@ -129,12 +129,18 @@ class StaticQuantizedLayer(_Stored, StaticLayer):
         self.store, self.config = StaticStore(format), config
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.store.allocate(key_states, value_states, self.max_cache_len)
-        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-        self.cumulative_length = torch.zeros((), dtype=torch.int64, device=self.device)
-        if not torch.compiler.is_compiling():  # CUDA graphs write to memory where it was when they were recorded
-            for each in (*self.store.parts, self.cumulative_length):
+        if torch.compiler.is_compiling():
+            self._allocate(key_states, value_states)
+        else:
+            with torch.inference_mode(False):  # or torch would forbid to write to it outside that mode
+                self._allocate(key_states, value_states)
+            for each in (*self.store.parts, self.cumulative_length):  # CUDA graphs write to where it was then
                 torch._dynamo.mark_static_address(each)
+
+    def _allocate(self, keys: Tensor, values: Tensor) -> None:
+        self.store.allocate(keys, values, self.max_cache_len)
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.cumulative_length = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if not self.is_initialized:

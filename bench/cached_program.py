@@ -1,0 +1,89 @@
+"""One step of a language model without Python, by the kind of its cache, compared with the package that PyTorch makes
+of the same model by itself: a kind of :mod:`bench.kv_cache`."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bitport as bp
+from bitport.evaluate.timing import interleaved, medians, ratio, spread
+from bitport.export import load, package
+
+BASE = "bf16, torch"
+CANDIDATES = {
+    "bf16": (None, None),
+    "bf16, cache int8": (None, "int8"),
+    "int4": ("int4", None),
+    "int4, cache int8": ("int4", "int8"),
+    "int4, cache int4-g32": ("int4", "int4-g32"),
+}
+"""Name -> the schemes of weights and of the cache."""
+CAPACITY, FILLED = 4096, (100, 1000, 4000)
+SIZES: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CAPACITY,
+}
+"""8 of the 24 layers of Qwen2.5 0.5B, with fewer words."""
+
+Row = dict[str, Any]
+
+
+def model_of(scheme: str | None) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)).bfloat16().eval()
+    if scheme:
+        bp.quantize_(model, scheme, progress=False)
+    return model
+
+
+def of_torch(folder: Path) -> tuple[Callable[..., Any], list[Tensor]]:
+    """The step, with transformers' own attention, as AOTInductor compiles what torch.export gives; and its cache."""
+    from bitport.integrations.program import WithCache, empty_cache, sample_of
+
+    model = model_of(None)
+    ids, states, _ = sample_of(model, 2)
+    cache, module = empty_cache(states, CAPACITY), WithCache(model).eval()
+    with torch.no_grad():
+        program = torch.export.export(module, (ids[:, :1], torch.tensor([0]), cache), strict=False)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "torch.pt2"))
+    return torch._inductor.aoti_load_package(path), cache
+
+
+def of_bitport(folder: Path, scheme: str | None, kv_cache: str | None) -> tuple[Callable[..., Any], list[Tensor]]:
+    from bitport.integrations.program import causal_lm
+
+    methods, meta = causal_lm(model_of(scheme), CAPACITY, kv_cache=kv_cache)
+    path = folder / f"{scheme}-{kv_cache}.pt2"
+    package({"decode": methods["decode"]}, path, meta=meta)
+    return load(path).decode, [torch.zeros_like(part) for part in methods["decode"].args[2]]
+
+
+def steps(repetitions: int) -> Iterator[Row]:
+    """The time of a step after so many tokens. Their number counts and not what they are: caches are zeros."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = {BASE: of_torch(Path(folder))}
+        made |= {name: of_bitport(Path(folder), *kinds) for name, kinds in CANDIDATES.items()}
+        for filled in FILLED:
+            given = torch.tensor([[7]]), torch.tensor([filled])
+            calls = {name: functools.partial(run, *given, cache) for name, (run, cache) in made.items()}
+            times = interleaved(calls, repetitions=repetitions)
+            for name, seconds in medians(times).items():
+                ratios = [base / mine for base, mine in zip(times[BASE], times[name], strict=True)]
+                nbytes = sum(part.nbytes for part in made[name][1])
+                found = {"kind": "program", "format": name, "context": filled, "ms": float(f"{seconds * 1e3:.4g}")}
+                speedup = {"speedup": round(1 / ratio(times, name, BASE), 3), "noise": round(spread(ratios), 3)}
+                yield {**found, **speedup, "cache": nbytes}
