@@ -69,14 +69,17 @@ def of_bitport(folder: Path, scheme: str | None, kv_cache: str | None) -> tuple[
     methods, meta = causal_lm(model_of(scheme), CAPACITY, kv_cache=kv_cache)
     path = folder / f"{scheme}-{kv_cache}.pt2"
     package({"decode": methods["decode"]}, path, meta=meta)
-    return load(path).decode, [torch.zeros_like(part) for part in methods["decode"].args[2]]
+    return load(path).decode, methods["decode"].args[2]
 
 
 def steps(repetitions: int) -> Iterator[Row]:
-    """The time of a step after so many tokens. Their number counts and not what they are: caches are zeros."""
+    """The time of a step after so many tokens, whose values do not matter, as long as each lies in memory of its own:
+    a page of zeros that was never written is the same memory as all others."""
     with tempfile.TemporaryDirectory() as folder:
         made = {BASE: of_torch(Path(folder))}
         made |= {name: of_bitport(Path(folder), *kinds) for name, kinds in CANDIDATES.items()}
+        for part in (part for _, cache in made.values() for part in cache):
+            part.random_(256) if part.dtype == torch.uint8 else part.normal_()
         for filled in FILLED:
             given = torch.tensor([[7]]), torch.tensor([filled])
             calls = {name: functools.partial(run, *given, cache) for name, (run, cache) in made.items()}
