@@ -91,10 +91,15 @@ def test_tokens_can_be_taken_back() -> None:
     model = model_of()
     cache = StaticKVCache.of(model, "int8", max_cache_len=40)
     first = logits(model, cache)
-    cache.crop(-7)
-    assert int(cache.get_seq_length()) == 15
+    for tokens, left in ((-3, 19), (-4, 15)):
+        cache.crop(tokens)
+        assert int(cache.get_seq_length()) == left
     again = model(IDS[:, 15:], attention_mask=torch.ones(2, 22), **with_cache(model, cache)).logits
     assert float(sqnr(first[-7:], again[1])) > 90
+    layer = cache.layers[0]
+    for tokens, left in ((30, 22), (4, 4), (-9, 0)):
+        layer.crop(tokens)
+        assert int(layer.get_seq_length()) == left
 
 
 def test_it_may_wait_on_the_cpu() -> None:

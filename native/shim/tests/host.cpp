@@ -22,7 +22,7 @@ AtenTensorOpaque tensor(std::vector<int64_t> sizes, int32_t dtype) {
   for (const int64_t size : sizes) count *= size;
   AtenTensorOpaque made;
   made.strides.assign(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;) made.strides[i - 1] = made.strides[i] * sizes[i];
+  for (size_t i = sizes.size(); i-- > 1;) made.strides[i - 1] = int64_t(uint64_t(made.strides[i]) * uint64_t(sizes[i]));
   made.sizes = std::move(sizes);
   made.dtype = dtype;
   made.device = kCpu;

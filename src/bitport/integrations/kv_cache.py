@@ -163,6 +163,13 @@ class StaticQuantizedLayer(_Stored, StaticLayer):
     def get_seq_length(self, *args: Any) -> Any:
         return self.cumulative_length if self.is_initialized else 0
 
+    def crop(self, tokens: int) -> None:
+        """As :meth:`Layer.crop`."""
+        if tokens > 0:
+            self.cumulative_length.clamp_(max=tokens)
+        else:
+            self.cumulative_length.add_(tokens).clamp_(min=0)
+
     def reset(self) -> None:
         self._change(torch.zeros_like)
         self.cumulative_length.zero_()
