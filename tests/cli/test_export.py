@@ -11,7 +11,7 @@ import torch
 from bitport import dequantize_
 from bitport.backends.cpu.native import PATH
 from bitport.cli.main import main
-from bitport.export import load
+from bitport.export import generate, load
 from bitport.integrations.cache_name import with_cache
 from bitport.integrations.huggingface import load_model
 from bitport.integrations.kv_cache import KVCache
@@ -20,7 +20,6 @@ from .conftest import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "tinylm"
-DTYPES = {"BF16": torch.bfloat16, "U8": torch.uint8}
 
 
 @pytest.mark.parametrize(
@@ -103,14 +102,13 @@ def test_a_quantized_model_writes_the_same_tokens(
     given = {} if kv_cache is None else with_cache(model, KVCache.of(model, kv_cache))
     made = model.generate(input_ids=prompt, max_new_tokens=count, do_sample=False, pad_token_id=0, **given)
     wanted = made[0].tolist()
-    inputs = manifest["methods"]["decode"]["inputs"][2:]
-    cache = [torch.zeros(each["shape"], dtype=DTYPES[each["dtype"]]) for each in inputs]
-    tokens = prompt[0].tolist()
-    logits = program.prefill(prompt, torch.arange(5), cache)
-    while len(tokens) < len(wanted):
-        tokens.append(int(logits.argmax()))
-        logits = program.decode(torch.tensor([tokens[-1:]]), torch.tensor([len(tokens) - 1]), cache)
-    assert tokens == wanted
+    assert [*prompt[0].tolist(), *generate(program, prompt[0].tolist(), count)] == wanted
+
+    texts = []
+    for given in ([str(output), "--tokenizer", str(quantized)], [str(quantized), *caches]):
+        assert main(["generate", *given, "--prompt", "Once upon a time", "--max-new-tokens", "12"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
 
 
 def small(folder: Path, scheme: str, *rules: str) -> Path:

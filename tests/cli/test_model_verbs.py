@@ -211,6 +211,24 @@ def test_generate_takes_the_most_likely_token(run: Run, int4: Path, tmp_path: Pa
     assert data["new_tokens"] == 6
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["model.pt2"], "--tokenizer DIR goes with a package (*.pt2), which needs it"),
+        (["model", "--tokenizer", "model"], "a directory has its own"),
+        (
+            ["model.pt2", "--tokenizer", "model", "--kv-cache", "int8", "--dtype", "float32"],
+            "--kv-cache, --dtype: a package has what it was exported with; leave it out",
+        ),
+    ],
+)
+def test_options_that_do_not_go_with_a_package(run: Run, options: list[str], said: str) -> None:
+    """Before anything is read."""
+    ran = run("generate", *options, "--prompt", "a")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
 def test_generate_draws_by_its_seed_alone(run: Run, int4: Path) -> None:
     words = ("generate", int4, "--prompt", "The quick", "--max-new-tokens", 12, "--temperature", 5)
     state = torch.random.get_rng_state()

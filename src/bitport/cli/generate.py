@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from bitport.cli.common import UsageError, add_cache, add_device, add_verb, count, location, seed, show
 from bitport.errors import ArgumentError
+from bitport.export import generate, load
 from bitport.integrations.generation import check_ids, random_apart
 from bitport.integrations.huggingface import load_model, load_tokenizer, positions_of
 
@@ -26,8 +28,14 @@ def add_parser(verbs: Any) -> None:
         'llama-int4 --prompt "Once upon a time"',
         'llama-int4 --prompt "Once upon a time" --temperature 0.8 --seed 1',
         'llama-int4 --prompt "Once upon a time" --kv-cache int8',
+        'llama.pt2 --tokenizer llama-int4 --prompt "Once upon a time"',
     )
-    verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport or not")
+    verb.add_argument(
+        "directory",
+        type=location,
+        help="a Hugging Face directory, quantized by bitport or not; or a package of bitport export (*.pt2), which is "
+        "faster, with --tokenizer",
+    )
     verb.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue")
     verb.add_argument(
         "--max-new-tokens", type=count, default=64, metavar="N", help="generate at most N tokens (default: 64)"
@@ -38,6 +46,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--seed", type=seed, default=0, metavar="N", help="seed for sampling, with --temperature (default: 0)"
     )
+    verb.add_argument("--tokenizer", type=location, metavar="DIR", help="a directory with the tokenizer of a package")
     add_cache(verb)
     add_device(verb)
 
@@ -46,12 +55,43 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.temperature != 0 and not COLDEST <= args.temperature < float("inf"):
         raise UsageError(f"--temperature {args.temperature}: give 0, or a number from {COLDEST} on")
-    model = load_model(args.directory, args.device, args.dtype)
-    tokenizer = load_tokenizer(args.directory)
-    inputs = tokenizer(args.prompt, return_tensors="pt").to(model.device)
-    length = inputs.input_ids.shape[1]
-    if not length:
+    packaged = Path(args.directory).suffix == ".pt2"
+    if packaged != bool(args.tokenizer):
+        raise UsageError("--tokenizer DIR goes with a package (*.pt2), which needs it; a directory has its own")
+    given = {"--kv-cache": args.kv_cache, "--device": args.device, "--dtype": args.dtype}
+    fixed = [option for option, value in given.items() if value is not None]
+    if packaged and fixed:
+        raise UsageError(f"{', '.join(fixed)}: a package has what it was exported with; leave it out")
+    tokenizer = load_tokenizer(args.tokenizer or args.directory)
+    return from_package(args, tokenizer) if packaged else from_directory(args, tokenizer)
+
+
+def prompt_of(args: argparse.Namespace, tokenizer: Any) -> Any:
+    inputs = tokenizer(args.prompt, return_tensors="pt")
+    if not inputs.input_ids.shape[1]:
         raise ArgumentError("the prompt has no tokens; give a text to continue")
+    return inputs
+
+
+def told(args: argparse.Namespace, tokenizer: Any, ids: list[int], length: int, seconds: float) -> int:
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    data = {"prompt": args.prompt, "text": text, "new_tokens": len(ids) - length, "seconds": seconds}
+    show(args, data, text)
+    return 0
+
+
+def from_package(args: argparse.Namespace, tokenizer: Any) -> int:
+    program, draw = load(args.directory), torch.Generator().manual_seed(args.seed)
+    ids = prompt_of(args, tokenizer).input_ids[0].tolist()
+    start = time.perf_counter()
+    new = [*generate(program, ids, args.max_new_tokens, temperature=args.temperature, generator=draw)]
+    return told(args, tokenizer, ids + new, len(ids), time.perf_counter() - start)
+
+
+def from_directory(args: argparse.Namespace, tokenizer: Any) -> int:
+    model = load_model(args.directory, args.device, args.dtype)
+    inputs = prompt_of(args, tokenizer).to(model.device)
+    length = inputs.input_ids.shape[1]
     check_ids(model, [inputs.input_ids])
     check_positions(model, length, args.max_new_tokens)
     cache = {}
@@ -74,11 +114,7 @@ def run(args: argparse.Namespace) -> int:
             **cache,
         )
     ids = result[0].tolist()
-    seconds = time.perf_counter() - start
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    data = {"prompt": args.prompt, "text": text, "new_tokens": len(ids) - length, "seconds": seconds}
-    show(args, data, text)
-    return 0
+    return told(args, tokenizer, ids, length, time.perf_counter() - start)
 
 
 def check_positions(model: Any, prompt: int, new: int) -> None:
