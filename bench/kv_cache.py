@@ -211,7 +211,7 @@ def page(lines: list[Row]) -> str:
     text.append("## In memory of a fixed size\n")
     for head, rows in newest(lines, "static"):
         text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
-    text.append("## A step of a program\n")
+    text.append("## A step of a model\n")
     for head, rows in newest(lines, "program"):
         text.append(f"{told(head)}\n\n{of_programs(rows)}\n")
     text.append("## One more token\n")
@@ -247,8 +247,9 @@ def of_programs(rows: list[Row]) -> str:
     for name in dict.fromkeys(row["format"] for row in rows):
         cells = {row["context"]: row for row in rows if row["format"] == name}
         figures = [f"{cells[at]['ms']:.3g} ms, {cells[at]['speedup']:.2f}x" for at in contexts]
-        lines.append((name, size(cells[contexts[0]]["cache"]), *figures))
-    return markdown(("program", "cache", *(f"after {at}" for at in contexts)), lines)
+        nbytes = cells[contexts[0]].get("cache")
+        lines.append((name, "" if nbytes is None else size(nbytes), *figures))
+    return markdown(("model", "cache", *(f"after {at}" for at in contexts)), lines)
 
 
 def predicted(rows: list[Row]) -> str:
@@ -291,12 +292,13 @@ The cost and savings of [the quantized key-value cache](kv-cache.md): `python -m
 attention over bf16, in the same turn; *bytes per token* are those of keys and values in one layer. *A prompt*: the
 same for as many queries as there are tokens, each of which sees those before it. *In memory of a fixed size*: one query
 in memory for {room} tokens, of which so many are filled and shown by a mask; torch's own attention reads all of it.
-*A step of a program*: one more token by [a package](deploy.md#a-language-models-methods) of a model of {layers}
-layers, {width} wide, with room for {capacity} tokens, beside the package that PyTorch makes of it in bf16. *One more
-token*: the time to add it. With one thread it is the time of that thread. *Predictions*: the bundled model on
-{tokens} tokens of its text, in windows of {window} that are read {step} tokens at a time, compared with a float cache;
-*part of bf16* is the size after a whole window. It is a small model of an easy language, with heads of 64: use it to
-compare formats, and measure your own model with `bitport eval --kv-cache`.
+*A step of a model*: one more token by [a package](deploy.md#a-language-models-methods) of a model of {layers} layers,
+{width} wide, with room for {capacity} tokens, beside the package that PyTorch makes of it in bf16; and in eager mode,
+with the cache of transformers and those of bitport. *One more token*: the time to add it. With one thread it is the
+time of that thread. *Predictions*: the bundled model on {tokens} tokens of its text, in windows of {window} that are
+read {step} tokens at a time, compared with a float cache; *part of bf16* is the size after a whole window. It is
+a small model of an easy language, with heads of 64: use it to compare formats, and measure your own model with
+`bitport eval --kv-cache`.
 """
 
 

@@ -28,6 +28,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     found += kv_cache.in_static_memory(SMALL, 40, ("int8",), 3)
     monkeypatch.setattr(cached_program, "of_torch", lambda folder: (len, [torch.zeros(8)]))
     monkeypatch.setattr(cached_program, "of_bitport", lambda folder, scheme, kv_cache: (len, [torch.zeros(2)]))
+    monkeypatch.setattr(cached_program, "model_of", lambda scheme: None)
+    monkeypatch.setattr(cached_program, "of_eager", lambda model, kv_cache, filled: len)
     monkeypatch.setattr(cached_program, "interleaved", lambda calls, repetitions: {name: [1.0, 1.0] for name in calls})
     found += cached_program.steps(2)
     return [*found, *kv_cache.quality(("int8", "int2-g32"), 600)]
@@ -46,6 +48,12 @@ def test_programs_that_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     for kinds in ((None, None), (None, "int8")):
         run, cache = cached_program.of_bitport(tmp_path, *kinds)
         assert float(sqnr(wanted.double(), run(*given, cache))) > 30
+    model = cached_program.model_of(None)
+    for kind in cached_program.EAGER.values():
+        step = cached_program.of_eager(model, kind, 20)
+        with torch.no_grad():
+            step()
+            step()
 
 
 def test_what_is_measured(rows: list[dict[str, Any]]) -> None:
@@ -54,7 +62,7 @@ def test_what_is_measured(rows: list[dict[str, Any]]) -> None:
         *(("attention", name) for name in (BASE, "int8", kv_cache.FLOATS)),
         *((kind, name) for kind in ("adding", "prompt", "static") for name in (BASE, "int8")),
         *(("quality", name) for name in (BASE, "int8", "int2-g32")),
-        *(("program", name) for name in (cached_program.BASE, *cached_program.CANDIDATES)),
+        *(("program", name) for name in (cached_program.BASE, *cached_program.CANDIDATES, *cached_program.EAGER)),
     }
     sizes = {name: by["attention", name]["bytes_per_token"] for name in (BASE, "int8", kv_cache.FLOATS)}
     assert sizes == {BASE: 128, "int8": 4 * 16 + 4 * 2, kv_cache.FLOATS: 128}

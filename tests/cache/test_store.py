@@ -32,6 +32,7 @@ FORMATS = (
     "nf4-g32+first2",
     "int4-g32+last3",
     "int8+last999",
+    "float",
 )
 TOKENS = 100
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bitport.cli import main as cli
+from bitport.errors import ArgumentError
 from bitport.evaluate import perplexity
 from bitport.integrations import kv_cache
 from bitport.integrations.cache_name import with_cache
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
+from bitport.ops import use_kernel
+from tests.backends.taken import compiled
 
 from .conftest import Run
 
@@ -30,6 +34,46 @@ def test_generate(run: Run, llama: Path) -> None:
     options = {**greedy, "max_new_tokens": 8, "pad_token_id": 0, **with_cache(model, cache)}
     ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **options)
     assert data["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The formats that caches are made in; a model whose cache is another kind is "other"."""
+    formats: list[str] = []
+    make = kv_cache.KVCache.of
+
+    def made(model: Any, format: str) -> Any:
+        formats.append(format)
+        if formats[0] == "other":
+            raise ArgumentError("no layer of this model keeps every token")
+        return make(model, format)
+
+    monkeypatch.setattr(kv_cache.KVCache, "of", made)
+    return formats
+
+
+WORDS = ("--prompt", "The quick", "--max-new-tokens", 8, "--dtype", "float32", "--json")
+
+
+@compiled
+def test_generate_reads_floats_in_place_where_that_is_faster(
+    run: Run, llama: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    text = run("generate", llama, *WORDS).data["text"]
+    assert asked == ["float"]
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert run("generate", llama, *WORDS).data["text"] == text
+    with use_kernel("attention=generic"):
+        assert run("generate", llama, *WORDS).data["text"] == text
+    assert asked == ["float"]
+
+
+@compiled
+def test_generate_leaves_other_caches_to_transformers(run: Run, llama: Path, asked: list[str]) -> None:
+    asked.append("other")
+    assert run("generate", llama, *WORDS).code == 0
+    assert run("generate", llama, *WORDS, "--kv-cache", "int8").code == 1
 
 
 def test_generate_where_the_model_names_a_cache(run: Run, llama: Path, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Formats of a cache, by name::
 
-    KEYS[:VALUES][+first<N>][+last<N>]        int8    fp8-wo    int4-g32    int2-b32x1:int2-g32+last64
+    KEYS[:VALUES][+first<N>][+last<N>]        int8    fp8-wo    int4-g32    int2-b32x1:int2-g32+last64    float
 
 KEYS and VALUES are names of weight-only schemes; VALUES defaults to KEYS. A token is a row and its head dimension the
 columns: ``-channel`` is one scale per token, ``-g32`` one per 32 numbers of it, ``-b32x1`` one per channel over 32
 tokens, which suits keys: a few of their channels are large at every token.
 
-``+first4`` keeps the first 4 tokens in float, ``+last64`` at least the newest 64.
+``+first4`` keeps the first 4 tokens in float, ``+last64`` at least the newest 64. ``float`` keeps all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import math
 import re
+import sys
 
 from bitport.errors import SchemeError
 from bitport.numerics import Format
@@ -22,6 +23,7 @@ from bitport.schemes import preset
 
 AT_ONCE = 32
 """Tokens leave the window of the newest ones at least this many at a time, in whole blocks."""
+FLOAT = "float"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,11 +70,14 @@ class CacheFormat:
 
 @functools.cache
 def _parsed(name: str) -> CacheFormat:
+    if name == FLOAT:
+        unused = _weight_only("int8")
+        return CacheFormat(keys=unused, values=unused, last=sys.maxsize)
     match = re.fullmatch(r"([\w-]+)(?::([\w-]+))?(?:\+first(\d{1,9}))?(?:\+last(\d{1,9}))?", str(name))
     if match is None:
         raise SchemeError(
             f"cache format {name!r}: write KEYS[:VALUES][+first<N>][+last<N>] with names of schemes, e.g. int8, "
-            f"int4-g32+last64, int2-b32x1:int2-g32+first4+last32"
+            f"int4-g32+last64, int2-b32x1:int2-g32+first4+last32; or float"
         )
     keys, values, first, last = match.groups()
     try:

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 
+from bitport import plugins
+from bitport.cache.format import FLOAT
 from bitport.cli.common import UsageError, add_cache, add_device, add_verb, count, location, seed, show
 from bitport.errors import ArgumentError
 from bitport.export import generate, load
 from bitport.integrations.generation import check_ids, random_apart
 from bitport.integrations.huggingface import load_model, load_tokenizer, positions_of
+from bitport.ops.select import first
 
 COLDEST = 1e-30
 """Smallest temperature: dividing logits by less would overflow."""
@@ -94,13 +97,7 @@ def from_directory(args: argparse.Namespace, tokenizer: Any) -> int:
     length = inputs.input_ids.shape[1]
     check_ids(model, [inputs.input_ids])
     check_positions(model, length, args.max_new_tokens)
-    cache = {}
-    if args.kv_cache:
-        from bitport.integrations.cache_name import with_cache
-        from bitport.integrations.kv_cache import KVCache
-
-        cache = with_cache(model, KVCache.of(model, args.kv_cache))
-        model.generation_config.cache_implementation = None  # the kind that it names would be another cache
+    cache = cache_for(model, args.kv_cache)
     draw = {"do_sample": True, "temperature": args.temperature, "num_beams": 1} if args.temperature else greedy(model)
     start = time.perf_counter()
     with random_apart(model.device):
@@ -115,6 +112,26 @@ def from_directory(args: argparse.Namespace, tokenizer: Any) -> int:
         )
     ids = result[0].tolist()
     return told(args, tokenizer, ids, length, time.perf_counter() - start)
+
+
+def cache_for(model: Any, kv_cache: str | None) -> dict[str, Any]:
+    """The argument of ``model.generate`` that is its cache. Unless one is asked for, it is of floats where bitport's
+    attention reads these faster than PyTorch's does, on CPUs without AMX, and otherwise transformers' own."""
+    from bitport.integrations.cache_name import with_cache
+    from bitport.integrations.kv_cache import KVCache
+
+    plugins.load()
+    faster = model.device.type == "cpu" and first("attention", "cpu") == "native"
+    if kv_cache is None and (not faster or torch.cpu._is_amx_tile_supported()):
+        return {}
+    try:
+        cache = KVCache.of(model, kv_cache or FLOAT)
+    except ArgumentError:  # a model with another kind of cache
+        if kv_cache is not None:
+            raise
+        return {}
+    model.generation_config.cache_implementation = None  # the kind that it names would be another cache
+    return with_cache(model, cache)
 
 
 def check_positions(model: Any, prompt: int, new: int) -> None:
