@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import bitport as bp
 from bench.gpu.accelerator import Accelerator
 from bitport import layouts
+from bitport.cache import KeyValueStore, StaticStore
 from bitport.conformance import run
 from bitport.numerics import FLOATS, sqnr
 from bitport.ops import IMPLS, OPS, Sample, Weight, decide
@@ -222,6 +223,37 @@ def test_compiled_for_less_overhead(scheme: str) -> None:
             y = compiled(x).clone()
             torch.testing.assert_close(y, made(x), rtol=2**-5, atol=2**-5)
     assert counters["inductor"]["cudagraph_skips"] == counted.get("cudagraph_skips", 0)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("name", ["int8", "int4-g32-asym", "fp8-wo"])
+def test_a_cache_of_a_fixed_size_in_a_graph(name: str) -> None:
+    """Each step writes a token and reads those before it, as a growing cache holds them."""
+    draw, room, prompt = torch.Generator().manual_seed(0), 96, 40
+
+    def tokens(heads: int, count: int) -> Tensor:
+        return torch.randn(2, heads, count, 64, generator=draw).to(DEVICE, BF16)
+
+    static, growing = StaticStore(name), KeyValueStore(name)
+    keys, values = tokens(2, prompt), tokens(2, prompt)
+    static.allocate(keys, values, room)
+    static.write(keys, values, torch.arange(prompt, device=DEVICE))
+    growing.append(keys, values)
+    for part in static.parts:
+        torch._dynamo.mark_static_address(part)
+
+    def step(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+        static.write(keys, values, position)
+        return static.attend(q, (torch.arange(room, device=DEVICE) <= position)[None, None, None])
+
+    compiled: Callable[..., Tensor] = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+    with torch.no_grad():
+        for at in range(prompt, prompt + 6):  # warmed up, recorded, replayed
+            q, keys, values = tokens(8, 1), tokens(2, 1), tokens(2, 1)
+            growing.append(keys, values)
+            y = compiled(q, keys, values, torch.tensor([at], device=DEVICE)).clone()
+            assert float(sqnr(growing.attend(q).double(), y)) > 40
+            assert torch.equal(static.dense_keys()[:, :, : at + 1], growing.dense_keys())
 
 
 WATCHED = """
