@@ -7,6 +7,7 @@ owns. Those of a quantized cache are codes, scales and perhaps zeros, each [1, h
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,6 +63,8 @@ def last_logits(model: Any, ids: Tensor, positions: Tensor, length: Any, layers:
     seen = (torch.arange(length, device=ids.device) <= positions[:, None])[None, None]
     if text_config(model)._attn_implementation == "eager":  # which adds a mask to the scores
         seen = torch.where(seen, 0.0, torch.finfo(model.dtype).min).to(model.dtype)
+    # Earlier versions of transformers count what is in the cache unless they are told.
+    told = {"cache_position": positions} if "cache_position" in inspect.signature(model.forward).parameters else {}
     result = model(
         input_ids=ids,
         attention_mask=seen,
@@ -69,6 +72,7 @@ def last_logits(model: Any, ids: Tensor, positions: Tensor, length: Any, layers:
         **with_cache(model, cache_in(layers)),
         use_cache=True,
         logits_to_keep=1,
+        **told,
     )
     return result.logits[:, -1]
 
