@@ -42,12 +42,17 @@ def test_ways_of_generating(options: dict[str, Any]) -> None:
     assert torch.equal(generated(model, StaticKVCache.of(model, "int8", max_cache_len=40), **options), wanted)
 
 
-@pytest.mark.parametrize("name", ["llama", *slow("gemma3-sliding", "deepseek-v3-latent")])
-def test_compiled_in_one_graph(name: str) -> None:
+@pytest.mark.filterwarnings("error:Dynamo detected a call")
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [("llama", "bitport"), *slow(("llama", "sdpa"), ("gemma3-sliding", "bitport"), ("deepseek-v3-latent", "bitport"))],
+)
+def test_compiled_in_one_graph(name: str, attention: str) -> None:
     """Prompt and steps, the making of the memory too."""
     model = model_of(name)
     wanted = generated(model, rounded_cache(model, "int4-g16"))
     cache = StaticKVCache.of(model, "int4-g16", max_cache_len=40)
+    model.set_attn_implementation(attention)
     model.forward = torch.compile(model.forward, fullgraph=True)
     assert torch.equal(generated(model, cache), wanted)
     for stance in ("default", "fail_on_recompile"):  # the first compiles a prompt for memory that exists

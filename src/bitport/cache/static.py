@@ -71,6 +71,9 @@ class _Side:
         room, block = data.shape[2], self.fmt.block_shape(1, self.width)
         return Weight(data, scale, zero[0] if zero else None, None, self.fmt.dtype, room, self.width, *block, "plain")
 
+    def dense(self) -> Tensor:
+        return call("dequantize", *self.operand(), self.dtype)
+
 
 class StaticStore:
     """The keys and values of one attention layer, in memory that :meth:`allocate` makes, or that another owns and
@@ -124,10 +127,10 @@ class StaticStore:
 
     def dense_keys(self) -> Tensor:
         """All places of the keys as floats [batch, heads, room, width]."""
-        return self._keys.operand().dense(self._keys.dtype)
+        return self._keys.dense()
 
     def dense_values(self) -> Tensor:
-        return self._values.operand().dense(self._values.dtype)
+        return self._values.dense()
 
 
 class StaticFloats:
