@@ -18,6 +18,7 @@ import bitport as bp
 from bitport.checkpoint import quantize_files
 from bitport.evaluate import divergence, perplexity
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
+from tests.export.test_generate import Counting
 
 from ..integrations.zoo import ZOO, model_of, outputs, transformers
 from .conftest import Run
@@ -227,6 +228,13 @@ def test_options_that_do_not_go_with_a_package(run: Run, options: list[str], sai
     ran = run("generate", *options, "--prompt", "a")
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
+
+
+def test_a_package_without_room_for_the_text(run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitport.cli.generate.load", lambda path: Counting())
+    ran = run("generate", "model.pt2", "--tokenizer", llama, "--prompt", "The quick")
+    assert ran.code == 1
+    assert "64 new ones are more than the 8 positions that the package has room for; give a shorter prompt" in ran.err
 
 
 def test_generate_draws_by_its_seed_alone(run: Run, int4: Path) -> None:

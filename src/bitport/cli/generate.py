@@ -86,6 +86,10 @@ def told(args: argparse.Namespace, tokenizer: Any, ids: list[int], length: int, 
 def from_package(args: argparse.Namespace, tokenizer: Any) -> int:
     program, draw = load(args.directory), torch.Generator().manual_seed(args.seed)
     ids = prompt_of(args, tokenizer).input_ids[0].tolist()
+    meta = program.manifest["meta"]
+    capacity = meta.get("capacity") if isinstance(meta, dict) else None
+    known = capacity if isinstance(capacity, int) else None  # generate() tells what is wrong with a package
+    check_positions(known, len(ids), args.max_new_tokens, "the package has room for")
     start = time.perf_counter()
     new = [*generate(program, ids, args.max_new_tokens, temperature=args.temperature, generator=draw)]
     return told(args, tokenizer, ids + new, len(ids), time.perf_counter() - start)
@@ -96,7 +100,7 @@ def from_directory(args: argparse.Namespace, tokenizer: Any) -> int:
     inputs = prompt_of(args, tokenizer).to(model.device)
     length = inputs.input_ids.shape[1]
     check_ids(model, [inputs.input_ids])
-    check_positions(model, length, args.max_new_tokens)
+    check_positions(positions_of(model), length, args.max_new_tokens, "the model supports")
     cache = cache_for(model, args.kv_cache)
     draw = {"do_sample": True, "temperature": args.temperature, "num_beams": 1} if args.temperature else greedy(model)
     start = time.perf_counter()
@@ -134,14 +138,13 @@ def cache_for(model: Any, kv_cache: str | None) -> dict[str, Any]:
     return with_cache(model, cache)
 
 
-def check_positions(model: Any, prompt: int, new: int) -> None:
-    """Raise ArgumentError if ``model`` has too few positions. The last new token is never fed back, so needs none."""
-    known = positions_of(model)
+def check_positions(known: int | None, prompt: int, new: int, whose: str) -> None:
+    """Raise ArgumentError if there are too few positions. The last new token is never fed back, so needs none."""
     if known is not None and prompt + new - 1 > known:
         advice = f"--max-new-tokens {known + 1 - prompt}" if prompt <= known else "a shorter prompt"
         raise ArgumentError(
-            f"{prompt} tokens of the prompt and {new} new ones are more than the {known} positions that the model "
-            f"supports; give {advice}"
+            f"{prompt} tokens of the prompt and {new} new ones are more than the {known} positions that {whose}; "
+            f"give {advice}"
         )
 
 
