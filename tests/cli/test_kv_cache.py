@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from bitport.cli import main as cli
+from bitport.cli.generate import cache_for
 from bitport.errors import ArgumentError
 from bitport.evaluate import perplexity
 from bitport.integrations import kv_cache
@@ -74,6 +76,16 @@ def test_generate_leaves_other_caches_to_transformers(run: Run, llama: Path, ask
     asked.append("other")
     assert run("generate", llama, *WORDS).code == 0
     assert run("generate", llama, *WORDS, "--kv-cache", "int8").code == 1
+
+
+@compiled
+def test_generate_leaves_a_model_with_an_attention_of_its_own_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    fields = {"vocab_size": 96, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}
+    model = transformers.MptForCausalLM(transformers.MptConfig(**fields))
+    assert cache_for(model, None) == {}
+    assert cache_for(model, "int8")
+    assert model.config._attn_implementation == "eager"
 
 
 def test_generate_where_the_model_names_a_cache(run: Run, llama: Path, tmp_path: Path) -> None:

@@ -224,6 +224,13 @@ def test_models_that_it_is_not_for(config: str, fields: dict[str, Any], says: st
         KVCache(getattr(transformers, config)(**fields), "int8")
 
 
+def test_a_model_with_a_cache_of_its_own_is_refused() -> None:
+    fields = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    model = transformers.MiniMaxForCausalLM(transformers.MiniMaxConfig(**fields))
+    with pytest.raises(ArgumentError, match="MiniMaxForCausalLM takes only a cache of its own kind"):
+        KVCache.of(model)
+
+
 def test_a_model_in_the_place_of_its_configuration_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"KVCache.of\(model, ..\) a model, not Llama"):
         KVCache(model_of(), "int8")

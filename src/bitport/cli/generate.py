@@ -121,7 +121,9 @@ def from_directory(args: argparse.Namespace, tokenizer: Any) -> int:
 def cache_for(model: Any, kv_cache: str | None) -> dict[str, Any]:
     """The argument of ``model.generate`` that is its cache. Unless one is asked for, it is of floats where bitport's
     attention reads these faster than PyTorch's does, on CPUs without AMX, and otherwise transformers' own."""
+    from bitport.integrations.cache_attention import ATTENTION
     from bitport.integrations.cache_name import with_cache
+    from bitport.integrations.huggingface import text_config
     from bitport.integrations.kv_cache import KVCache
 
     plugins.load()
@@ -133,6 +135,8 @@ def cache_for(model: Any, kv_cache: str | None) -> dict[str, Any]:
     except ArgumentError:  # a model with another kind of cache
         if kv_cache is not None:
             raise
+        return {}
+    if kv_cache is None and text_config(model)._attn_implementation != ATTENTION:  # it keeps an attention of its own
         return {}
     model.generation_config.cache_implementation = None  # the kind that it names would be another cache
     return with_cache(model, cache)

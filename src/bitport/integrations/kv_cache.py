@@ -211,7 +211,7 @@ class KVCache(DynamicCache):
         """Create a cache for ``model`` and switch its attention to the one that reads it in place. A model that does
         not support "sdpa" (soft-capped scores, sinks) keeps its own attention, which is given floats."""
         cache = cls(getattr(model, "config", model), format)
-        read_in_place(model)
+        read_in_place(check_kind(model))
         return cache
 
     @property
@@ -240,7 +240,7 @@ class StaticKVCache(StaticCache):
     def of(cls, model: Any, format: str | CacheFormat = "int8", *, max_cache_len: int) -> StaticKVCache:
         """Create a cache for ``model`` and switch its attention, as :meth:`KVCache.of` does."""
         cache = cls(getattr(model, "config", model), format, max_cache_len=max_cache_len)
-        read_in_place(model)
+        read_in_place(check_kind(model))
         return cache
 
     @property
@@ -282,6 +282,14 @@ def quantized(layers: list[Any], decoder: Any, plain: type, make: Callable[[], _
         names = ", ".join(sorted({type(layer).__name__ for layer in found}))
         raise ArgumentError(f"no layer of {decoder.model_type} keeps every token: {names} need no quantized cache")
     return found
+
+
+def check_kind(model: Any) -> Any:
+    """``model``; ArgumentError if its class has a cache of its own."""
+    takes = getattr(model, "_supports_default_dynamic_cache", None)
+    if takes is not None and not takes():
+        raise ArgumentError(f"{type(model).__name__} takes only a cache of its own kind; leave it to transformers")
+    return model
 
 
 def read_in_place(model: Any) -> Any:
