@@ -90,6 +90,13 @@ def in_turn(copies: list[Callable[[], Any]]) -> Callable[[], Any]:
     return lambda: next(following)()
 
 
+def copies(heads: Heads, context: int) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of so many tokens, as often as it takes."""
+    shape = (1, heads.keys, context, heads.width)
+    count = max(2, min(COPIES // (4 * heads.keys * context * heads.width), 16))
+    return [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in range(count)]
+
+
 def store_of(name: str, keys: Tensor, values: Tensor) -> KeyValueStore:
     store = KeyValueStore(name)
     store.append(keys, values)
@@ -102,9 +109,7 @@ def attention(
     """Attention of one query after ``context`` tokens, or of all queries of a prompt of so many."""
     sharing, rows = heads.queries // heads.keys, context if prompt else 1
     q = torch.randn(1, heads.queries, rows, heads.width, dtype=torch.bfloat16)
-    shape = (1, heads.keys, context, heads.width)
-    count = max(2, min(COPIES // (4 * heads.keys * context * heads.width), 16))
-    tokens = [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in range(count)]
+    tokens = copies(heads, context)
     nbytes = {BASE: 2 * tokens[0][0].nbytes}
     if prompt:
         given = [tuple(each.repeat_interleave(sharing, 1) for each in pair) for pair in tokens]
@@ -137,13 +142,11 @@ def in_static_memory(heads: Heads, filled: int, formats: tuple[str, ...], repeti
     """Attention of one query in memory for ROOM tokens, whose mask shows ``filled``."""
     sharing = heads.queries // heads.keys
     q = torch.randn(1, heads.queries, 1, heads.width, dtype=torch.bfloat16)
-    shape = (1, heads.keys, ROOM, heads.width)
-    count = max(2, min(COPIES // (4 * heads.keys * ROOM * heads.width), 16))
-    tokens = [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in range(count)]
+    tokens = copies(heads, ROOM)
     seen = (torch.arange(ROOM) < filled)[None, None, None]
     packed, mask = q.reshape(1, heads.keys, sharing, heads.width), seen.expand(1, 1, sharing, ROOM)
 
-    def store_of(name: str, pair: tuple[Tensor, Tensor]) -> StaticStore:
+    def static_store_of(name: str, pair: tuple[Tensor, Tensor]) -> StaticStore:
         store = StaticStore(name)
         store.allocate(*pair, ROOM)
         store.write(*pair, torch.arange(ROOM))
@@ -152,7 +155,7 @@ def in_static_memory(heads: Heads, filled: int, formats: tuple[str, ...], repeti
     plain = [functools.partial(F.scaled_dot_product_attention, packed, *pair, mask) for pair in tokens]
     candidates = {BASE: in_turn(plain)}
     for name in formats:
-        stores = [store_of(name, pair) for pair in tokens]
+        stores = [static_store_of(name, pair) for pair in tokens]
         candidates[name] = in_turn([functools.partial(store.attend, q, seen) for store in stores])
     times = interleaved(candidates, repetitions=repetitions, clock=clock())
     for name, seconds in medians(times).items():
@@ -204,13 +207,14 @@ def quality(formats: tuple[str, ...], count: int) -> Iterator[Row]:
 def page(lines: list[Row]) -> str:
     """The newest run of each kind; for times, of each number of threads."""
     text = [INTRODUCTION.format(**SIZES)]
-    for title, kind in (("One query", "attention"), ("A prompt", "prompt")):
+    for title, kind in (
+        ("One query", "attention"),
+        ("A prompt", "prompt"),
+        ("In memory of a fixed size", "static"),
+    ):
         text.append(f"## {title}\n")
         for head, rows in newest(lines, kind):
             text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
-    text.append("## In memory of a fixed size\n")
-    for head, rows in newest(lines, "static"):
-        text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
     text.append("## A step of a model\n")
     for head, rows in newest(lines, "program"):
         text.append(f"{told(head)}\n\n{of_programs(rows)}\n")

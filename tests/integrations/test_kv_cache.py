@@ -115,15 +115,28 @@ def generated(model: Any, cache: Any = None, **options: Any) -> Tensor:
     return made
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa", "bitport"])
-@pytest.mark.parametrize("format", ["int8", "int4-g16", "fp8-wo"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_are_those_of_rounded_tokens(name: str, format: str, attention: str) -> None:
+def every_attention(test: Any) -> Any:
+    """Of each architecture, in some formats."""
+    for axis, values in (
+        ("name", ARCHITECTURES),
+        ("format", ["int8", "int4-g16", "fp8-wo"]),
+        ("attention", ["eager", "sdpa", "bitport"]),
+    ):
+        test = pytest.mark.parametrize(axis, values)(test)
+    return test
+
+
+def assert_logits_are_those_of_rounded_tokens(name: str, format: str, attention: str, make: Any) -> None:
     """In float32 with two layers, only the order of sums differs: 90 dB of 144."""
     model = model_of(name)
     wanted = logits(model, rounded_cache(model, format), 15, 1, 6)
     model.set_attn_implementation(attention)
-    assert float(sqnr(wanted, logits(model, KVCache(model.config, format), 15, 1, 6))) > 90
+    assert float(sqnr(wanted, logits(model, make(model.config, format), 15, 1, 6))) > 90
+
+
+@every_attention
+def test_logits_are_those_of_rounded_tokens(name: str, format: str, attention: str) -> None:
+    assert_logits_are_those_of_rounded_tokens(name, format, attention, KVCache)
 
 
 OWN_ATTENTION = {

@@ -3,6 +3,7 @@ compiled."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -13,22 +14,26 @@ from bitport.integrations.cache_name import with_cache
 from bitport.numerics import sqnr
 from tests.turns import slow
 
-from .test_kv_cache import ARCHITECTURES, IDS, SMALL, generated, kv_cache, logits, model_of, rounded_cache
+from .test_kv_cache import (
+    IDS,
+    SMALL,
+    assert_logits_are_those_of_rounded_tokens,
+    every_attention,
+    generated,
+    kv_cache,
+    logits,
+    model_of,
+    rounded_cache,
+)
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 StaticKVCache = kv_cache.StaticKVCache
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa", "bitport"])
-@pytest.mark.parametrize("format", ["int8", "int4-g16", "fp8-wo"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@every_attention
 def test_logits_are_those_of_rounded_tokens(name: str, format: str, attention: str) -> None:
-    """In float32 with two layers, only the order of sums differs: 90 dB of 144."""
-    model = model_of(name)
-    wanted = logits(model, rounded_cache(model, format), 15, 1, 6)
-    model.set_attn_implementation(attention)
-    got = logits(model, StaticKVCache(model.config, format, max_cache_len=40), 15, 1, 6)
-    assert float(sqnr(wanted, got)) > 90
+    make = functools.partial(StaticKVCache, max_cache_len=40)
+    assert_logits_are_those_of_rounded_tokens(name, format, attention, make)
 
 
 @pytest.mark.parametrize(

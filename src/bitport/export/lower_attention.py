@@ -3,7 +3,6 @@ all of the memory, even if little of it is filled."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from bitport.export.ops import overload
 from bitport.numerics import FLOATS, NUMBER_TYPES
 from bitport.ops import Weight
-from bitport.ops.attention import AttentionArgs, not_by_token, rows_together
+from bitport.ops.attention import AttentionArgs, bool_or_float32, not_by_token, rows_together
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -24,7 +23,7 @@ def attention(*args: Any) -> Tensor | None:
     if call.q.device.type != "cpu" or not_by_token(call):
         return None
     tokens = (*_tokens(call.keys, call.dense_keys), *_tokens(call.values, call.dense_values))
-    mask, causal = _mask(call.mask), int(call.causal)
+    mask, causal = bool_or_float32(call.mask), int(call.causal)
     return overload("bitport_attention")(call.q.contiguous(), *tokens, call.first, mask, causal, call.scale)
 
 
@@ -33,10 +32,6 @@ def _tokens(weight: Weight, dense: Tensor | None) -> tuple[Any, ...]:
     parts = (None if part is None else rows_together(part) for part in (weight.data, weight.scale, weight.zero, dense))
     sizes = (weight.n, weight.k, weight.block_n, weight.block_k, number.bits, int(number.kind == "int"))
     return (*parts, overload("number_table")(weight.dtype), *sizes)
-
-
-def _mask(mask: Tensor | None) -> Tensor | None:
-    return mask if mask is None or mask.dtype == torch.bool else mask.float()
 
 
 def float_attention(
@@ -59,14 +54,12 @@ def float_attention(
         cached = attn_mask is not None and attn_mask.dtype == torch.bool and not statically_known_true(rows == tokens)
         taken = statically_known_true(rows == 1) or (cached and not torch.cpu._is_amx_tile_supported())
     if not taken:
-        as_torch_does = functools.partial(SDPA._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
-        default: Tensor = as_torch_does(
-            q, keys, values, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return default
-    mask = None if attn_mask is None else _mask(attn_mask[(None,) * (4 - attn_mask.dim())])
-    given = (q.contiguous(), rows_together(keys), rows_together(values), mask, 0)
-    return overload("bitport_float_attention")(*given, q.shape[3] ** -0.5 if scale is None else scale)
+        given = (q, keys, values, attn_mask, dropout_p, is_causal)
+        as_torch_does = torch._C.DispatchKey.CompositeImplicitAutograd
+        return SDPA._op_dk(as_torch_does, *given, scale=scale, enable_gqa=enable_gqa)
+    mask = None if attn_mask is None else bool_or_float32(attn_mask[(None,) * (4 - attn_mask.dim())])
+    operands = (q.contiguous(), rows_together(keys), rows_together(values), mask, 0)
+    return overload("bitport_float_attention")(*operands, q.shape[3] ** -0.5 if scale is None else scale)
 
 
 def _fits(q: Tensor, keys: Tensor, values: Tensor, grouped: bool) -> bool:

@@ -183,15 +183,12 @@ class StaticQuantizedLayer(_Stored, StaticLayer):
             part.copy_(what(part))
 
     def offload(self) -> None:
-        self._move("cpu")
+        if self.is_initialized:
+            self.store.to("cpu")
 
     def prefetch(self) -> None:
         if self.is_initialized:
-            self._move(self.device)
-
-    def _move(self, device: torch.device | str) -> None:
-        if self.is_initialized:
-            self.store.to(device)
+            self.store.to(self.device)
 
 
 class KVCache(DynamicCache):

@@ -154,6 +154,11 @@ def not_by_token(call: AttentionArgs) -> str | None:
     return None
 
 
+def bool_or_float32(mask: Tensor | None) -> Tensor | None:
+    """``mask`` in a dtype that the native kernels read."""
+    return mask if mask is None or mask.dtype == torch.bool else mask.float()
+
+
 def rows_together(part: Tensor) -> Tensor:
     """``part`` [batch, heads, rows, width] with the rows of each head contiguous; heads may have any strides."""
     together = part.stride(3) == 1 and part.stride(2) == part.shape[3]

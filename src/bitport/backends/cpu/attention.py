@@ -12,7 +12,7 @@ from torch import Tensor
 from bitport.backends.cpu.native import TYPES, Library, address, table_of, typed
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Impl, Weight, register_kernel
-from bitport.ops.attention import AttentionArgs, mask_steps, not_by_token, rows_together
+from bitport.ops.attention import AttentionArgs, bool_or_float32, mask_steps, not_by_token, rows_together
 
 Steps = ctypes.c_int64 * 2
 
@@ -76,9 +76,7 @@ def register(library: Library) -> None:
 
     def run(*args: Any) -> Tensor:
         call = AttentionArgs.of(*args)
-        q, mask = call.q.contiguous().resolve_neg(), call.mask
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.float()
+        q, mask = call.q.contiguous().resolve_neg(), bool_or_float32(call.mask)
         batch, heads, rows, _ = q.shape
         y = q.new_empty(batch, heads, rows, call.values.k)
         if not y.numel():
